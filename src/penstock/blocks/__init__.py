@@ -1,0 +1,30 @@
+"""Blocks: any source becomes numbered samples in files of bounded size, and chunks come out of them.
+
+    Source ──► ingest ──► BlockWriter ──► blocks/block_00000.jsonl + .idx     a block is visible only when whole
+                             │
+                             └─► Journal: one marker a block, with the source's cursor     (`.ingest/`)
+                                    └─► block_manifest.json, once, at the end; the journal goes
+
+    BlockStore ──► one chunk = one range of the index + one range of the block, checked by CRC ──► BlockManager
+
+Below: `sources` gives the rows, `storage` keeps the bytes. Above: `feed` reads chunks through `BlockManager`. Nothing
+here knows who trains what: that is the ledger's.
+"""
+
+from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
+from penstock.blocks.manager import Block, BlockManager
+from penstock.blocks.manifest import BlockEntry, Manifest
+from penstock.blocks.store import BlockStore
+from penstock.blocks.verify import verify_blocks
+
+__all__ = [
+    "Block",
+    "BlockEntry",
+    "BlockManager",
+    "BlockStore",
+    "IngestProgress",
+    "Manifest",
+    "ingest",
+    "process_raw_dataset_to_blocks",
+    "verify_blocks",
+]

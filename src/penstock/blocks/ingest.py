@@ -1,0 +1,325 @@
+"""From a source to a block store: resumable, and byte-identical however often it was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from penstock.blocks.journal import PREFIX, BlockMarker, Journal
+from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, DatasetHeader, Manifest, SkippedRow
+from penstock.blocks.store import read_manifest
+from penstock.blocks.writer import BlockWriter
+from penstock.errors import BadRowError, BlockStoreError, ConfigError, SourceError, differences
+from penstock.sources import BadRow, Cursor, RowBatch, Source, open_source, pick_text_column, text_of, where
+from penstock.storage import LocalStorage, Storage, open_storage
+
+LISTED_SKIPPED_ROWS = 1000
+"""How many skipped rows a manifest lists by name; all are counted."""
+
+OnBadRow = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestProgress:
+    """How far an ingest is; handed to the caller's callback now and then."""
+
+    state: Literal["resumed", "running", "complete", "already complete"]
+    samples: int
+    blocks: int
+    skipped: int
+    bytes_read: int | None
+    bytes_total: int | None
+
+
+def ingest(
+    source: str | os.PathLike[str] | Source,
+    dest: str | os.PathLike[str],
+    block_size: int = 100_000,
+    block_bytes: int | None = None,
+    *,
+    text_column: str | None = None,
+    no_text: bool = False,
+    on_bad_row: OnBadRow = "stop",
+    dataset_name: str | None = None,
+    on_progress: Callable[[IngestProgress], None] | None = None,
+) -> Manifest:
+    """Write `source` as a block store at `dest`, or finish one begun earlier with the same source and options.
+
+    Args:
+        source: A file, a folder, a glob, or an open `Source`.
+        dest: Where the block store goes.
+        block_size: Samples a block; a block also closes once it holds `block_bytes`.
+        block_bytes: Bytes after which a block closes, so that huge rows make small blocks.
+        text_column: The column holding the text; found by name where not given.
+        no_text: Store rows of any modality; `get_rows` works on them, `get_chunk` refuses.
+        on_bad_row: ``stop`` raises at the first bad row, with all blocks before it kept; ``skip`` counts and lists them.
+        dataset_name: Defaults to the source's stem.
+        on_progress: Called as the ingest goes.
+
+    Returns:
+        The manifest of the complete data set.
+
+    Costs one pass over the source and memory for one batch of rows plus one block's index. Running it again on a complete
+    store changes nothing. Two writers on one store: the second gets `StorageBusy`.
+    """
+    if block_size < 1:
+        raise ConfigError(f"block_size={block_size} cannot hold a sample: expected 1 or more")
+    if block_bytes is not None and block_bytes < 1:
+        raise ConfigError(f"block_bytes={block_bytes} cannot hold a sample: expected 1 or more, or none")
+    if on_bad_row not in ("stop", "skip"):
+        raise ConfigError(f"on_bad_row={on_bad_row!r} is unknown: expected 'stop' or 'skip'")
+    storage = open_storage(dest)
+    if isinstance(source, str | os.PathLike):
+        source = open_source(source, exclude=storage.root if isinstance(storage, LocalStorage) else None)
+    header = _header(source, block_size, block_bytes, text_column, no_text, dataset_name)
+    with storage.exclusive(PREFIX + "writer", purpose="ingesting"):
+        return _Ingest(storage, source, header, on_bad_row, on_progress).run()
+
+
+def process_raw_dataset_to_blocks(
+    input_path: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    dataset_name: str | None = None,
+    block_size: int = 100_000,
+) -> dict[str, Any]:
+    """Cut a raw data set into blocks; returns the manifest as a dict. The small face of `ingest`."""
+    return ingest(Path(input_path), output_dir, block_size, dataset_name=dataset_name).as_dict()
+
+
+def _header(
+    source: Source,
+    block_size: int,
+    block_bytes: int | None,
+    text_column: str | None,
+    no_text: bool,
+    dataset_name: str | None,
+) -> DatasetHeader:
+    column = None if no_text else _find_text_column(source, text_column)
+    shape = {"block_size": block_size, "block_bytes": block_bytes, "text_column": column}
+    identity = orjson.dumps({"version": 1, "revision": source.revision(), **shape}, option=orjson.OPT_SORT_KEYS)
+    return DatasetHeader(
+        dataset_name=dataset_name or source.name,
+        source=source.spec,
+        dataset_id="sha256:" + hashlib.sha256(identity).hexdigest(),
+        **shape,
+    )
+
+
+def _find_text_column(source: Source, wanted: str | None) -> str:
+    for batch in source.batches(Cursor()):
+        if batch.values:
+            try:
+                return pick_text_column(batch.values, wanted)
+            except SourceError as error:
+                raise SourceError(f"{batch.file_name}: {error}") from None
+    return wanted or "text"
+
+
+class _Ingest:
+    """One ingest under the writer's lock."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        source: Source,
+        header: DatasetHeader,
+        on_bad_row: OnBadRow,
+        on_progress: Callable[[IngestProgress], None] | None,
+    ) -> None:
+        self._storage = storage
+        self._source = source
+        self._header = header
+        self._on_bad_row = on_bad_row
+        self._on_progress = on_progress
+        self._journal = Journal(storage)
+        self._entries: list[BlockEntry] = []
+        self._writer: BlockWriter | None = None
+        self._cursor = Cursor()
+        self._skipped_count = 0
+        self._skipped: list[SkippedRow] = []
+        self._listed_before = 0
+
+    def run(self) -> Manifest:
+        self._storage.discard_unfinished()
+        if self._storage.exists(MANIFEST_KEY):
+            return self._already_complete()
+        self._resume_or_begin()
+        try:
+            for batch in self._source.batches(self._cursor):
+                self._take(batch)
+                self._report("running", batch.start)
+            if self._writer is not None:
+                self._close_block(self._cursor)
+        except BaseException as error:
+            if self._writer is not None:
+                self._writer.__exit__(type(error), error, error.__traceback__)
+            raise
+        manifest = self._manifest()
+        self._storage.put(MANIFEST_KEY, manifest.to_json())
+        self._journal.remove()
+        self._report("complete", None)
+        return manifest
+
+    def _already_complete(self) -> Manifest:
+        manifest = read_manifest(self._storage)
+        self._refuse_other(manifest.header)
+        self._journal.remove()
+        self._entries = manifest.blocks
+        self._skipped_count = manifest.skipped_count
+        self._report("already complete", None)
+        return manifest
+
+    def _resume_or_begin(self) -> None:
+        begun = self._journal.header()
+        if begun is None:
+            if any(True for _ in self._storage.list("blocks/")):
+                raise BlockStoreError(
+                    f"{self._storage.url} has a blocks folder but neither manifest nor journal: it is not a block store "
+                    "that penstock began; choose another folder"
+                )
+            self._journal.begin(self._header)
+            return
+        self._refuse_other(begun)
+        self._header = begun
+        markers = self._journal.markers()
+        self._entries = [marker.entry for marker in markers]
+        self._skipped = [row for marker in markers for row in marker.skipped_rows]
+        self._listed_before = len(self._skipped)
+        if markers:
+            self._cursor = markers[-1].cursor
+            self._skipped_count = markers[-1].skipped_count
+        self._report("resumed", self._cursor)
+
+    def _refuse_other(self, theirs: DatasetHeader) -> None:
+        got, expected = asdict(self._header), asdict(theirs)
+        del got["source"], expected["source"]  # how the user spelled it does not matter
+        if got == expected:
+            return
+        different = differences(got, expected)
+        what = "; ".join(different)
+        only_content = len(different) == 1 and different[0].startswith("dataset_id")
+        raise BlockStoreError(
+            f"{self._storage.url} holds another data set: {what}"
+            + (" (the source's files have changed)" if only_content else "")
+            + ": choose another folder, or repeat the command it was begun with"
+        )
+
+    def _take(self, batch: RowBatch) -> None:
+        """Append a batch's rows, closing blocks as they fill."""
+        if self._header.text_column is not None:
+            _set_textless_rows_aside(batch, self._header.text_column)
+        end = len(batch.lines)
+        stop_at = batch.bad[0] if batch.bad and self._on_bad_row == "stop" else None
+        if stop_at is not None:
+            end = stop_at.before
+        taken = noted = 0
+        while taken < end:
+            if self._writer is None:
+                start_index = self._entries[-1].end_index if self._entries else 0
+                self._writer = BlockWriter(self._storage, len(self._entries), start_index).__enter__()
+            count = self._room(batch.lines, taken, end)
+            self._writer.append(batch.lines[taken : taken + count])
+            taken += count
+            while noted < len(batch.bad) and batch.bad[noted].before < taken:
+                self._note_skipped(batch.bad[noted])
+                noted += 1
+            if self._is_full():
+                self._close_block(batch.cursor_after(taken))
+        if stop_at is not None:
+            raise BadRowError(
+                f"{stop_at.position}: {stop_at.reason}: mend the row, or pass --on-bad-row skip to leave such rows out; "
+                f"the {len(self._entries)} blocks before it are kept"
+            )
+        for row in batch.bad[noted:]:
+            self._note_skipped(row)
+        self._cursor = batch.start.plus(len(batch.lines) + len(batch.bad))
+
+    def _room(self, lines: list[bytes], taken: int, end: int) -> int:
+        """How many of the next lines belong into the open block; at least one."""
+        assert self._writer is not None
+        count = min(end - taken, self._header.block_size - self._writer.sample_count)
+        if self._header.block_bytes is None:
+            return count
+        size = self._writer.size_bytes
+        for place in range(count):
+            size += len(lines[taken + place])
+            if size >= self._header.block_bytes:
+                return place + 1
+        return count
+
+    def _is_full(self) -> bool:
+        assert self._writer is not None
+        if self._writer.sample_count >= self._header.block_size:
+            return True
+        return self._header.block_bytes is not None and self._writer.size_bytes >= self._header.block_bytes
+
+    def _close_block(self, cursor: Cursor) -> None:
+        assert self._writer is not None
+        writer, self._writer = self._writer, None
+        writer.__exit__(None, None, None)
+        entry = writer.finish()
+        listed = self._skipped[self._listed_before :]
+        self._journal.record(
+            BlockMarker(entry=entry, cursor=cursor, skipped_count=self._skipped_count, skipped_rows=listed)
+        )
+        self._listed_before = len(self._skipped)
+        self._entries.append(entry)
+
+    def _note_skipped(self, row: BadRow) -> None:
+        self._skipped_count += 1
+        if len(self._skipped) < LISTED_SKIPPED_ROWS:
+            self._skipped.append(SkippedRow(position=row.position, reason=row.reason))
+
+    def _manifest(self) -> Manifest:
+        return Manifest(
+            header=self._header,
+            complete=True,
+            blocks=self._entries,
+            skipped_count=self._skipped_count,
+            skipped_rows=self._skipped,
+        )
+
+    def _report(self, state: Any, cursor: Cursor | None) -> None:
+        if self._on_progress is None:
+            return
+        total = self._source.size_bytes()
+        open_samples = self._writer.sample_count if self._writer else 0
+        self._on_progress(
+            IngestProgress(
+                state=state,
+                samples=(self._entries[-1].end_index if self._entries else 0) + open_samples,
+                blocks=len(self._entries),
+                skipped=self._skipped_count,
+                bytes_read=total if cursor is None else self._source.position_bytes(cursor),
+                bytes_total=total,
+            )
+        )
+
+
+def _set_textless_rows_aside(batch: RowBatch, column: str) -> None:
+    """Move rows without a string in the text column to the bad ones, keeping everything in order."""
+    if all(type(row.get(column)) is str for row in batch.values):
+        return
+    rest, batch.bad = batch.bad, []
+    lines, values, numbers = batch.lines, batch.values, batch.numbers
+    batch.lines, batch.values, batch.numbers = [], [], []
+    for index in range(len(lines)):
+        while rest and rest[0].before <= index:
+            batch.bad.append(BadRow(before=len(batch.lines), position=rest[0].position, reason=rest[0].reason))
+            rest = rest[1:]
+        try:
+            text_of(values[index], column)
+        except SourceError as error:
+            position = where(batch.file_name, numbers[index])
+            batch.bad.append(BadRow(before=len(batch.lines), position=position, reason=str(error)))
+            continue
+        batch.lines.append(lines[index])
+        batch.values.append(values[index])
+        batch.numbers.append(numbers[index])
+    batch.bad += [BadRow(before=len(batch.lines), position=row.position, reason=row.reason) for row in rest]

@@ -1,0 +1,90 @@
+"""The journal of an ingest under way: one marker object a block, folded into the manifest at the end.
+
+Recording a block is one small put, whatever came before it. The same on a local folder and on an object store, which
+cannot append. A marker is written after its block and index, so a marked block is a whole block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from penstock.blocks.manifest import BlockEntry, DatasetHeader, SkippedRow
+from penstock.errors import BlockStoreError, ObjectNotFound
+from penstock.sources import Cursor
+from penstock.storage import Storage
+
+PREFIX = ".ingest/"
+_HEADER_KEY = PREFIX + "header.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockMarker:
+    """A finished block, and where its source goes on."""
+
+    entry: BlockEntry
+    cursor: Cursor
+    skipped_count: int = 0
+    """Bad rows left out of the whole data set up to here."""
+    skipped_rows: list[SkippedRow] = field(default_factory=list)
+    """Those of this block, as far as they are listed."""
+
+
+class Journal:
+    """Reads and writes the markers of one data set."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def begin(self, header: DatasetHeader) -> None:
+        self._storage.put(_HEADER_KEY, orjson.dumps(asdict(header)))
+
+    def header(self) -> DatasetHeader | None:
+        """The header of the ingest under way, or None where none is."""
+        try:
+            return DatasetHeader(**_loads(self._storage.get(_HEADER_KEY), _HEADER_KEY))
+        except ObjectNotFound:
+            return None
+
+    def record(self, marker: BlockMarker) -> None:
+        self._storage.put(_key(marker.entry.block_id), orjson.dumps(asdict(marker)))
+
+    def marker(self, block_id: int) -> BlockMarker | None:
+        """The marker of one block, or None while the block is not there. Costs the same for every block."""
+        try:
+            fields = _loads(self._storage.get(_key(block_id)), _key(block_id))
+        except ObjectNotFound:
+            return None
+        return BlockMarker(
+            entry=BlockEntry(**fields["entry"]),
+            cursor=Cursor(**fields["cursor"]),
+            skipped_count=fields["skipped_count"],
+            skipped_rows=[SkippedRow(**row) for row in fields["skipped_rows"]],
+        )
+
+    def markers(self) -> list[BlockMarker]:
+        """All markers from block 0 on, up to the first that is missing."""
+        found: list[BlockMarker] = []
+        while (marker := self.marker(len(found))) is not None:
+            found.append(marker)
+        return found
+
+    def remove(self) -> None:
+        """Drop the journal once the manifest stands; the header last, so that a crash in between is seen."""
+        for info in list(self._storage.list(PREFIX)):
+            if info.key != _HEADER_KEY:
+                self._storage.delete(info.key)
+        self._storage.delete(_HEADER_KEY)
+
+
+def _key(block_id: int) -> str:
+    return f"{PREFIX}block_{block_id:05d}.json"
+
+
+def _loads(data: bytes, key: str) -> dict[str, Any]:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BlockStoreError(f"{key} is damaged ({error}): delete the folder and ingest again") from error

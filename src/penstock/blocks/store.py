@@ -1,0 +1,69 @@
+"""Reads a block store: its manifest, and any range of any block."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.blocks.index import read_samples
+from penstock.blocks.journal import Journal
+from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, Manifest
+from penstock.errors import BlockStoreError, ObjectNotFound
+from penstock.storage import Storage, open_storage
+
+
+class BlockStore:
+    """An open block store, complete or still growing. Safe for threads; pickles to spawned processes.
+
+    Memory: the manifest. A range costs one read of the index and one of the block, the same for the first sample of a
+    block as for the last.
+    """
+
+    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+        self.storage = storage
+        self.manifest = manifest
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> BlockStore:
+        storage = open_storage(path)
+        return cls(storage, read_manifest(storage))
+
+    def block(self, block_id: int) -> BlockEntry:
+        """One block's entry; an IndexError's worth of explanation where there is none."""
+        blocks = self.manifest.blocks
+        if 0 <= block_id < len(blocks):
+            return blocks[block_id]
+        raise BlockStoreError(f"{self.storage.url} has no block {block_id}: its blocks are 0 to {len(blocks) - 1}")
+
+    def lines(self, block_id: int, start: int, stop: int) -> list[bytes]:
+        """The stored rows ``[start, stop)`` of a block, as JSON, checked against the index's CRC."""
+        entry = self.block(block_id)
+        if not 0 <= start <= stop <= entry.sample_count:
+            raise BlockStoreError(
+                f"samples {start} to {stop} are not in block {block_id}: expected 0 <= start <= stop <= {entry.sample_count}"
+            )
+        if start == stop:
+            return []
+        return read_samples(self.storage, entry.file, entry.index_file, start, stop).split(b"\n")[:-1]
+
+
+def read_manifest(storage: Storage) -> Manifest:
+    """The manifest of a complete store, or the like made from the journal of one still being written."""
+    try:
+        return Manifest.from_json(storage.get(MANIFEST_KEY), f"{storage.url}/{MANIFEST_KEY}")
+    except ObjectNotFound:
+        pass
+    journal = Journal(storage)
+    header = journal.header()
+    if header is None:
+        raise BlockStoreError(
+            f"{storage.url} is not a block store: it has no {MANIFEST_KEY}; "
+            f"make one with `penstock ingest SOURCE {storage.url}`"
+        )
+    markers = journal.markers()
+    return Manifest(
+        header=header,
+        complete=False,
+        blocks=[marker.entry for marker in markers],
+        skipped_count=markers[-1].skipped_count if markers else 0,
+        skipped_rows=[row for marker in markers for row in marker.skipped_rows],
+    )

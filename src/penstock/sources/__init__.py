@@ -1,0 +1,26 @@
+"""Rows, from wherever they lie.
+
+    spec ──► open_source ──► FileSource ──► readers by suffix ──► RowBatch, RowBatch, ...
+    a path, a folder, a glob                 jsonl, text            rows as stored + parsed, with a cursor
+
+A source is an ordered, repeatable sequence of rows: `batches(cursor)` goes on from any `Cursor` it has handed out, so
+that an interrupted ingest continues where it stopped. Below: `storage`, which opens the files. Above: `blocks`, which
+writes what comes out of here. One reader a file format; a new format is a new file here and a line in `files.READERS`.
+"""
+
+from penstock.sources.base import BadRow, Cursor, RowBatch, Source, where
+from penstock.sources.columns import pick_text_column, text_of
+from penstock.sources.files import FileSource
+from penstock.sources.opening import open_source
+
+__all__ = [
+    "BadRow",
+    "Cursor",
+    "FileSource",
+    "RowBatch",
+    "Source",
+    "open_source",
+    "pick_text_column",
+    "text_of",
+    "where",
+]

@@ -1,0 +1,15 @@
+"""Bytes, by key: where everything Penstock stores is read and written.
+
+    caller ── key ──► Storage ──► local folder           (objects are files; temp file, fsync, rename)
+                                  object store           (same contract, same tests)
+
+The one contract is `Storage` in `base.py`; `open_storage` picks the backend by URL. Below: nothing but `types` and
+`errors`. Above: sources read through it, blocks and checkpoints live on it. Errors are translated here, once: no caller
+sees an `OSError`. Retrying belongs here and nowhere else.
+"""
+
+from penstock.storage.base import ObjectInfo, ObjectWriter, Storage
+from penstock.storage.local import LocalStorage
+from penstock.storage.opening import open_storage
+
+__all__ = ["LocalStorage", "ObjectInfo", "ObjectWriter", "Storage", "open_storage"]

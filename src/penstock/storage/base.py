@@ -1,0 +1,92 @@
+"""The storage contract: what every backend promises, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What can be known of an object without reading it."""
+
+    key: str
+    size_bytes: int
+
+
+class ObjectWriter(Protocol):
+    """Writes one object piece by piece. Leaving the `with` block makes it visible; an exception leaves nothing."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def __enter__(self) -> ObjectWriter: ...
+
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """Objects by key: relative paths with forward slashes, such as ``blocks/block_00000.jsonl``.
+
+    Atomicity: a reader sees an object whole, or its predecessor, or none; never a part, not even after power loss.
+    Durability: when `put` returns or a writer's ``with`` block ends, the object survives power loss (one fsync of the
+    object and one of its folder; on an object store, one request).
+    Safety: an instance may be shared by threads and pickled to spawned processes; it holds no open handles.
+    Failures: `ObjectNotFound`, `AccessDenied`, `PreconditionFailed`, `StorageBusy`, `StorageFull`, otherwise
+    `StorageError`; each names the object.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this store is, as a user would write it; without secrets."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Read a whole object."""
+        ...
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        """Read bytes ``[start, stop)``; shorter only where the object ends. One seek and one read."""
+        ...
+
+    def reader(self, key: str, start: int = 0) -> BinaryIO:
+        """Open an object for sequential reading from a byte offset; the caller closes it."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a whole object, replacing any other under this key. Idempotent."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """Write a whole object unless the key is taken: then `PreconditionFailed`, and nothing changes."""
+        ...
+
+    def writer(self, key: str) -> ObjectWriter:
+        """Write an object piece by piece in memory bounded by the pieces."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size of an object; `ObjectNotFound` where there is none."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Whether `head` would find an object."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, sorted by key; unfinished writes are not among them."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; nothing happens where there is none."""
+        ...
+
+    def discard_unfinished(self, prefix: str = "") -> int:
+        """Remove what killed writers left under `prefix`; only for the holder of `exclusive`. Returns how many."""
+        ...
+
+    def exclusive(self, name: str, *, purpose: str) -> AbstractContextManager[None]:
+        """Hold the lock `name` of this store, or raise `StorageBusy`; it ends with the process, even a killed one."""
+        ...

@@ -1,0 +1,48 @@
+"""Small values that several layers speak of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A place among equals: global rank and the number of ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank={self.rank} is not within world size {self.size}: expected 0 <= rank < size")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChunkRef:
+    """Names one chunk: its block and its place in that block."""
+
+    block_id: int
+    chunk_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFacts:
+    """What a ledger has to know about a block before it can hand out its chunks."""
+
+    sample_count: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetIdentity:
+    """What makes two data sets the same one: where it came from and how it was cut."""
+
+    dataset_id: str
+    """Hash of the source, its revision and the ingest options; known before the first block."""
+    block_size: int
+    chunk_size: int
+
+    def as_dict(self) -> dict[str, object]:
+        return {"dataset_id": self.dataset_id, "block_size": self.block_size, "chunk_size": self.chunk_size}
