@@ -17,7 +17,8 @@
     ├── LedgerError                the ledger cannot be opened or refuses what was asked
     │   ├── LedgerMismatch         it belongs to other data, another chunk size or another version
     │   └── LeaseLost              the holder was fenced: its work since the last commit is void
-    └── CheckpointError            a checkpoint is missing or differs from what was committed
+    ├── CheckpointError            a checkpoint is missing or differs from what was committed
+    └── TrainError                 training cannot go on: no worker left, a loss that is not a number
 
 Messages say what was wrong, what was got, what was expected and what to do about it.
 """
@@ -93,6 +94,10 @@ class LeaseLost(LedgerError):
 
 class CheckpointError(PenstockError):
     """A checkpoint is missing or differs from what was committed."""
+
+
+class TrainError(PenstockError):
+    """Training cannot go on; what was committed is kept."""
 
 
 def differences(got: dict[str, object], expected: dict[str, object]) -> list[str]:

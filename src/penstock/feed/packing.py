@@ -1,0 +1,121 @@
+"""Packing: documents of one window, end to end, cut into sequences. A pure function of the window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.errors import ConfigError
+
+IGNORED_LABEL = -100
+"""Label of a place that nothing is learned from: behind a document's end, and padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sequences to learn from in one step.
+
+    Every token of the window stands in exactly one sequence. `labels` hold the token that follows, also over a
+    sequence's end, never over a document's: so every token but a document's first is learned once, its end included.
+    """
+
+    input_ids: np.ndarray
+    """``(sequences, length)``, int64; the last sequence of a window is filled up with end of text."""
+    labels: np.ndarray
+    """``(sequences, length)``, the next token or `IGNORED_LABEL`."""
+    position_ids: np.ndarray
+    """``(sequences, length)``, counted from where the document, or its continuation, starts in the sequence."""
+    document_ids: np.ndarray
+    """``(sequences, length)``, which document of the window a token belongs to; -1 for padding."""
+    sample_ids: np.ndarray
+    """Ids of the samples whose last token is in this batch; never padding."""
+    spans: np.ndarray
+    """``(pieces, 3)``: sample id, first and last-but-one token of it that stand in this batch."""
+    start_offset: int
+    """Sequences of the window before this batch."""
+    stop_offset: int
+    samples_done: int
+    """Samples of the window whose last token lies in this batch or before it."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens learned from: places with a label."""
+        return int((self.labels != IGNORED_LABEL).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWindow:
+    """A window cut into sequences of equal length."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    first_sample_id: int
+    sequence_length: int
+    pad_id: int
+
+    @property
+    def sequence_count(self) -> int:
+        return -(-len(self.ids) // self.sequence_length)
+
+    def batches(self, batch_size: int, start_offset: int = 0) -> Iterator[Batch]:
+        """Batches of `batch_size` sequences from a sequence offset on; the last may be short."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size={batch_size} holds no sequence: expected 1 or more")
+        for start in range(start_offset, self.sequence_count, batch_size):
+            yield self.batch(start, min(start + batch_size, self.sequence_count))
+
+    def batch(self, start: int, stop: int) -> Batch:
+        """Sequences ``[start, stop)``."""
+        length = self.sequence_length
+        first, last = start * length, min(stop * length, len(self.ids))
+        ids = self.ids[first:last]
+        places = np.arange(first, last)
+        document = np.searchsorted(self.offsets, places, side="right") - 1
+        begins = np.maximum(self.offsets[document], places - places % length)
+        labels = np.full(last - first, IGNORED_LABEL, dtype=np.int64)
+        following = self.ids[first + 1 : last + 1]
+        inside = places[: len(following)] + 1 < self.offsets[document[: len(following)] + 1]
+        labels[: len(following)][inside] = following[inside]
+        done_before, done = (int(np.searchsorted(self.offsets[1:], place, side="right")) for place in (first, last))
+        return Batch(
+            input_ids=self._rows(ids, self.pad_id, stop - start),
+            labels=self._rows(labels, IGNORED_LABEL, stop - start),
+            position_ids=self._rows(places - begins, 0, stop - start),
+            document_ids=self._rows(document, -1, stop - start),
+            sample_ids=self.first_sample_id + np.arange(done_before, done),
+            spans=self._spans(first, last, document),
+            start_offset=start,
+            stop_offset=stop,
+            samples_done=done,
+        )
+
+    def _rows(self, flat: np.ndarray, fill: int, rows: int) -> np.ndarray:
+        missing = rows * self.sequence_length - len(flat)
+        if missing:
+            flat = np.concatenate([flat, np.full(missing, fill, dtype=flat.dtype)])
+        return flat.reshape(rows, self.sequence_length)
+
+    def _spans(self, first: int, last: int, document: np.ndarray) -> np.ndarray:
+        touched = np.arange(document[0], document[-1] + 1)
+        starts = np.maximum(self.offsets[touched], first) - self.offsets[touched]
+        stops = np.minimum(self.offsets[touched + 1], last) - self.offsets[touched]
+        return np.stack([self.first_sample_id + touched, starts, stops], axis=1)
+
+
+def pack_window(
+    ids: np.ndarray, offsets: np.ndarray, *, first_sample_id: int, sequence_length: int, pad_id: int
+) -> PackedWindow:
+    """Concatenate and cut: documents longer than a sequence go on in the next one, nothing is cut off.
+
+    Args:
+        ids: Token ids of all documents, end to end.
+        offsets: Where each document starts, and the end of the last.
+        first_sample_id: Id of the sample that the first document is; the others follow.
+        sequence_length: Tokens a sequence.
+        pad_id: Fills up the last sequence.
+    """
+    if sequence_length < 2:
+        raise ConfigError(f"sequence_length={sequence_length} leaves nothing to predict: expected 2 or more")
+    return PackedWindow(ids, offsets, first_sample_id, sequence_length, pad_id)

@@ -1,0 +1,99 @@
+"""Text to token ids: a `tokenizer.json`, or a small byte-level BPE trained on the data itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from penstock.errors import ConfigError
+
+END_OF_TEXT = "<|endoftext|>"
+_KNOWN_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Several documents' ids, end to end; document i is ``ids[offsets[i]:offsets[i + 1]]``."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+class Tokenizer:
+    """A tokenizer and the end-of-text id that closes each document. Pickles; safe for threads."""
+
+    def __init__(self, definition: str, *, end_of_text: str | None = None) -> None:
+        """Load a tokenizer.
+
+        Args:
+            definition: The content of a `tokenizer.json`.
+            end_of_text: The token that closes a document; found among the usual ones where not given.
+        """
+        self.definition = definition
+        try:
+            self._engine = tokenizers.Tokenizer.from_str(definition)
+        except Exception as error:  # the engine raises nothing narrower
+            raise ConfigError(
+                f"not a tokenizer.json: {error}: expected a file written by the tokenizers library"
+            ) from error
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        wanted = (end_of_text,) if end_of_text else _KNOWN_ENDS
+        known = ((token, self._engine.token_to_id(token)) for token in wanted)
+        found, end_id = next(((token, token_id) for token, token_id in known if token_id is not None), ("", None))
+        if end_id is None:
+            raise ConfigError(f"the tokenizer knows none of {', '.join(wanted)}: name its end-of-text token")
+        self.end_of_text = found
+        self.end_of_text_id = end_id
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.definition, self.end_of_text)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._engine.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names this tokenizer, its engine and the engine's version: equal means equal ids."""
+        told = f"tokenizers {tokenizers.__version__}\n{self.end_of_text}\n{self.definition}"
+        return "sha256:" + hashlib.sha256(told.encode()).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Ids of each text, with the end-of-text id behind it."""
+        encodings = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [encoding.ids for encoding in encodings]
+        lengths = np.fromiter((len(document) + 1 for document in ids), dtype=np.int64, count=len(ids))
+        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        flat = np.full(offsets[-1], self.end_of_text_id, dtype=np.int64)
+        for document, start in zip(ids, offsets[:-1].tolist(), strict=True):
+            flat[start : start + len(document)] = document
+        return Encoded(flat, offsets)
+
+
+def _rebuild(definition: str, end_of_text: str) -> Tokenizer:
+    return Tokenizer(definition, end_of_text=end_of_text)
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> Tokenizer:
+    """Train a byte-level BPE: knows every byte, so no text is lost in it."""
+    least = len(pre_tokenizers.ByteLevel.alphabet()) + 1
+    if vocab_size < least:
+        raise ConfigError(f"vocab_size={vocab_size} has no room for the {least} bytes and end of text: raise it")
+    engine = tokenizers.Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    engine.train_from_iterator(texts, trainer)
+    return Tokenizer(engine.to_str(), end_of_text=END_OF_TEXT)

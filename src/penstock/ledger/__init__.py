@@ -1,0 +1,47 @@
+"""The ledger: which chunk was trained by whom, once, and with which checkpoint.
+
+    join ──► claim ──► record / complete ──► commit(checkpoint)         the life of a chunk:
+                │                                │                       open ─► leased ─► trained ─► committed
+                └── Wait, EpochDone              └── restore(checkpoint)    ▲________│__________│ fenced, restored
+
+`base.py` is the contract; `state.py` holds the life of a chunk as pure functions; `operations.py` applies them to rows
+of a database inside one transaction each; `sqlite.py` is the database that needs no server. Below: `plans`, which knows
+the order. Above: `train` claims and commits, `observe` and the CLI read. A checkpoint is a name and a digest here: the
+ledger knows no tensors and no files.
+
+Fencing goes by session: a worker joins and gets one, its heartbeat keeps it alive, and all its leases live and end
+with it. Who loses its session loses all it has not committed, because its weights hold all of that and cannot be
+taken apart.
+"""
+
+from penstock.ledger.audit import EpochAudit, audit_epoch
+from penstock.ledger.base import (
+    BlockCatalog,
+    Commit,
+    Contribution,
+    EpochDone,
+    Lease,
+    Ledger,
+    LedgerStatus,
+    Session,
+    Wait,
+)
+from penstock.ledger.opening import open_ledger
+from penstock.ledger.state import Progress, Span
+
+__all__ = [
+    "BlockCatalog",
+    "Commit",
+    "Contribution",
+    "EpochAudit",
+    "EpochDone",
+    "Lease",
+    "Ledger",
+    "LedgerStatus",
+    "Progress",
+    "Session",
+    "Span",
+    "Wait",
+    "audit_epoch",
+    "open_ledger",
+]

@@ -1,0 +1,40 @@
+"""From a path or URL to a ledger."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.errors import ConfigError
+from penstock.ledger.base import BlockCatalog, Ledger
+from penstock.ledger.operations import SqlLedger
+from penstock.ledger.sqlite import SqliteDatabase
+from penstock.plans import ClaimsPlan
+from penstock.types import DatasetIdentity
+
+
+def open_ledger(
+    url: str | os.PathLike[str],
+    *,
+    identity: DatasetIdentity | None = None,
+    catalog: BlockCatalog | None = None,
+    session_timeout_s: float = 60.0,
+) -> Ledger:
+    """Open a ledger, creating it where there is none.
+
+    Args:
+        url: A path: the embedded SQLite ledger.
+        identity: The data set it must belong to; None to read an existing ledger, whatever it belongs to.
+        catalog: Where blocks are looked up as chunks are claimed; needed to claim.
+        session_timeout_s: How long a silent worker keeps its chunks.
+    """
+    text = os.fspath(url)
+    if "://" in text:
+        raise ConfigError(f"ledger {text.split('://', maxsplit=1)[0]}:// is not supported: expected a path")
+    if session_timeout_s <= 0:
+        raise ConfigError(f"session_timeout_s={session_timeout_s} would fence every worker: expected more than 0")
+    plan = ClaimsPlan(chunk_size=identity.chunk_size) if identity else None
+    ledger = SqlLedger(
+        SqliteDatabase(text), identity=identity, plan=plan, catalog=catalog, session_timeout_s=session_timeout_s
+    )
+    ledger.open()
+    return ledger

@@ -1,0 +1,50 @@
+"""Where a run stands, read from the ledger alone."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from penstock.ledger import rows
+from penstock.ledger.base import LedgerStatus, WorkerStatus
+from penstock.ledger.state import Phase
+
+
+def read_status(tx: sqlite3.Connection) -> LedgerStatus:
+    """A summary; counts the chunks of the current epoch."""
+    dataset_id, block_size, chunk_size = tx.execute("SELECT dataset_id, block_size, chunk_size FROM run").fetchone()
+    run = rows.run(tx)
+    counted = dict(
+        tx.execute("SELECT phase, count(*) FROM chunks WHERE epoch = ? GROUP BY phase", (run.epoch,)).fetchall()
+    )
+    samples = tx.execute("SELECT samples_committed FROM epochs WHERE epoch = ?", (run.epoch,)).fetchone()[0]
+    return LedgerStatus(
+        dataset_id=dataset_id,
+        block_size=block_size,
+        chunk_size=chunk_size,
+        generation=run.generation,
+        epoch=run.epoch,
+        total_steps=run.total_steps,
+        chunks={phase.name.lower(): counted.get(int(phase), 0) for phase in Phase},
+        samples_committed=samples,
+        blocks_seen=tx.execute("SELECT count(*) FROM blocks").fetchone()[0],
+        last_commit=rows.last_commit(tx),
+        workers=_workers(tx),
+    )
+
+
+def _workers(tx: sqlite3.Connection) -> list[WorkerStatus]:
+    found = tx.execute(
+        "SELECT s.session_id, s.worker, s.pid, s.state, count(p.session), coalesce(sum(p.stop - p.start), 0) "
+        "FROM sessions s LEFT JOIN spans p ON p.session = s.session_id GROUP BY s.session_id ORDER BY s.session_id"
+    )
+    return [
+        WorkerStatus(
+            session_id=session_id,
+            worker=worker,
+            pid=pid,
+            state=state,
+            chunks_committed=chunks,
+            samples_committed=samples,
+        )
+        for session_id, worker, pid, state, chunks, samples in found.fetchall()
+    ]

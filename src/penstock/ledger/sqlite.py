@@ -1,0 +1,161 @@
+"""The embedded database: one SQLite file in WAL mode, for any number of threads and processes of one machine."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from penstock.errors import LedgerError
+from penstock.faults import reach
+from penstock.ledger.schema import TABLES, VERSION
+
+_APPLICATION_ID = 0x50454E53  # "PENS", so that another program's database is told from ours
+_MAGIC = b"SQLite format 3\x00"
+_BUSY_TIMEOUT_S = 60.0
+
+
+class SqliteDatabase:
+    """Connections to one ledger file: one a thread, made on first use, never carried into another process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._local = threading.local()
+
+    def __reduce__(self) -> tuple[type[SqliteDatabase], tuple[str]]:
+        return SqliteDatabase, (str(self.path),)
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        """Whether there is a ledger; a file that is something else is refused, and left as it is."""
+        if not self.path.exists():
+            return False
+        with _translated(self.path):
+            with self.path.open("rb") as file:
+                head = file.read(len(_MAGIC))
+            if not head:
+                return False  # a creator was killed before its first write
+            if head != _MAGIC:
+                raise LedgerError(
+                    f"{self.path} is not a ledger: it is no SQLite file; move it away or name another run"
+                )
+            connection = self._connection()
+            found = connection.execute("PRAGMA application_id").fetchone()[0]
+            if found == 0 and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                return False
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found != _APPLICATION_ID:
+            raise LedgerError(f"{self.path} is a database of another program: move it away or name another run")
+        if version != VERSION:
+            raise LedgerError(
+                f"{self.path} has schema version {version}, expected {VERSION}: "
+                "it was written by another version of penstock; use that one for this run"
+            )
+        return True
+
+    def create(self, first_row: tuple[object, ...]) -> None:
+        """Make the tables and the run's row, in one transaction; nothing where another process was faster."""
+        with _translated(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection().execute("PRAGMA journal_mode = WAL")
+        with self.transaction("create", durable=True) as connection:
+            if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                return
+            for statement in TABLES.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, 0, 0, 0, 1, 1)", first_row)
+            connection.execute("INSERT INTO epochs VALUES (0, NULL, NULL, 0)")
+
+    @contextmanager
+    def transaction(self, operation: str, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One write transaction, alone among all processes; all of it or nothing.
+
+        Args:
+            operation: Named in fault points.
+            durable: Survives power loss, not only the death of processes; costs an fsync.
+        """
+        with _translated(self.path):
+            connection = self._connection()
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                reach("ledger.before_transaction", operation)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            reach("ledger.after_transaction", operation)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view of all tables."""
+        with _translated(self.path):
+            connection = self._connection()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    def now(self) -> float:
+        """Seconds since this machine booted, sleep included: no user and no time server can set it."""
+        return time.clock_gettime(_CLOCK)
+
+    def boot_id(self) -> str:
+        """Names this boot: deadlines of another boot mean nothing."""
+        return _boot_id()
+
+    def _connection(self) -> sqlite3.Connection:
+        kept = getattr(self._local, "connection", None)
+        if kept is not None and self._local.pid == os.getpid():
+            return kept
+        connection = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        self._local.connection = connection
+        self._local.pid = os.getpid()
+        return connection
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"booted-{int((time.time() - time.clock_gettime(_CLOCK)) // 60)}"
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "locked" in text or "busy" in text:
+            raise LedgerError(
+                f"{path} was locked by another process for {_BUSY_TIMEOUT_S:.0f} s: find that process and end it"
+            ) from error
+        raise LedgerError(f"{path} cannot be used: {text}: check the folder, its permissions and free space") from error
+    except sqlite3.DatabaseError as error:
+        raise LedgerError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run") from error
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be used: {error.strerror or error}") from error
