@@ -167,6 +167,10 @@ class Ledger(Protocol):
         """End a session; what it has not committed comes back at once."""
         ...
 
+    def fence_silent(self) -> list[int]:
+        """Fence every session past its deadline, as `claim` does in passing; returns which."""
+        ...
+
     def claim(
         self, session: Session, count: int = 1, *, round_chunks: int | None = None
     ) -> list[Lease] | Wait | EpochDone:

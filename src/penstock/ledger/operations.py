@@ -158,7 +158,11 @@ class SqlLedger:
             rows.save_chunk(tx, state.reopen(chunk))
         tx.execute("UPDATE sessions SET state = ? WHERE session_id = ? AND state = 'active'", (ended_as, session_id))
 
-    def _fence_the_silent(self, tx: sqlite3.Connection, but: int) -> None:
+    def fence_silent(self) -> list[int]:
+        with self._db.transaction("fence_silent") as tx:
+            return self._fence_the_silent(tx, but=0)
+
+    def _fence_the_silent(self, tx: sqlite3.Connection, but: int) -> list[int]:
         silent = tx.execute(
             "SELECT session_id FROM sessions "
             "WHERE state = 'active' AND session_id != ? AND (deadline <= ? OR boot_id != ?)",
@@ -166,6 +170,7 @@ class SqlLedger:
         ).fetchall()
         for (session_id,) in silent:
             self._end_session(tx, session_id, "fenced")
+        return [session_id for (session_id,) in silent]
 
     def _deadline(self) -> float:
         return self._db.now() + self._session_timeout_s

@@ -1,0 +1,16 @@
+"""Training: replicas learn chunks; checkpoint and ledger move together.
+
+    run_training ──► prepare (config, tokenizer, ledger, last commit) ──► Replica ── claim, steps, complete
+                                                                            │
+                       one worker:  CommitAlone ◄── boundary ───────────────┤
+                       several:     MeetParent ──► Supervisor: merge ──► Committer: checkpoint, then ledger
+
+`replica.py` is the training loop. A boundary is where replicas become one state again: alone by saving it, together by
+merging. `committing.py` is the only place that writes checkpoints: files first, sealed by a manifest, then one ledger
+transaction that names its digest. Below: `feed` and `ledger`. Beside: `observe`, which hooks show things through.
+"""
+
+from penstock.train.config import TrainingConfig
+from penstock.train.run import RunResult, run_training
+
+__all__ = ["RunResult", "TrainingConfig", "run_training"]

@@ -1,0 +1,54 @@
+"""Messages between the supervisor and a worker: JSON lines over a socket pair. End of file: the other side is dead.
+
+worker to supervisor   {"kind": "event", ...}  {"kind": "submitted", session, state}  {"kind": "failed", error}
+supervisor to worker   {"kind": "order", order}  {"kind": "go_on", checkpoint_id, digest}  {"kind": "stop"}
+                       {"kind": "end"}
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import orjson
+
+Message = dict[str, Any]
+
+
+class Channel:
+    """One end of the socket pair. Sending and receiving may happen in different threads."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> bool:
+        """Send a message; False where nobody is left to read it."""
+        try:
+            self._socket.sendall(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self) -> list[Message] | None:
+        """Wait for bytes and return the messages they complete; None at the end."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            return None
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [orjson.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def channel_pair() -> tuple[Channel, socket.socket]:
+    """The supervisor's end, and the worker's socket to hand down."""
+    ours, theirs = socket.socketpair()
+    return Channel(ours), theirs

@@ -1,0 +1,84 @@
+"""The commit: a checkpoint, then one ledger transaction that names it; in that order, so the ledger is the truth."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import CheckpointError
+from penstock.faults import reach
+from penstock.ledger import Commit, Ledger
+from penstock.train.checkpoints import Checkpoints
+from penstock.train.config import TrainingConfig
+from penstock.train.trainer import State
+
+_log = logging.getLogger(__name__)
+
+StopReason = Literal["steps", "epoch", "signal"]
+
+
+@dataclass(slots=True)
+class Committer:
+    """Commits states, goes back to them, and says when a run is over."""
+
+    ledger: Ledger
+    checkpoints: Checkpoints
+    config: TrainingConfig
+
+    def commit(self, state: State, sessions: list[int]) -> Commit:
+        """Make a state and what these sessions have trained durable together.
+
+        Killed before the ledger's transaction, the checkpoint is an orphan that the next start removes; killed after
+        it, the commit stands. There is nothing in between.
+        """
+        reach("train.before_checkpoint")
+        pending = [work for work in self.ledger.pending() if work.session_id in sessions]
+        last = self.ledger.last_commit()
+        total_steps = (last.total_steps if last else 0) + sum(work.steps for work in pending)
+        checkpoint_id = f"{total_steps:08d}"
+        digest = self.checkpoints.write(checkpoint_id, state, {"total_steps": total_steps})
+        reach("train.before_commit")
+        commit = self.ledger.commit(checkpoint_id, digest, sessions)
+        reach("train.after_commit")
+        self._prune()
+        return commit
+
+    def go_back(self) -> tuple[State, Commit, int] | None:
+        """Restore the newest commit whose checkpoint is sound: its state, the commit, and the new generation.
+
+        None where nothing was ever committed.
+        """
+        commits = self.ledger.commits()
+        for commit in reversed(commits):
+            try:
+                state = self.checkpoints.read(commit.checkpoint_id, commit.digest)
+            except CheckpointError as error:
+                _log.warning("%s: going back to the commit before it", error)
+                continue
+            generation = self.ledger.restore(commit.checkpoint_id)
+            self._prune()
+            return state, commit, generation
+        if commits:
+            raise CheckpointError(
+                f"none of the {len(commits)} commits of this run has a readable checkpoint: "
+                "restore the checkpoints folder from a copy, or begin a new run"
+            )
+        return None
+
+    def stop_reason(self, *, stop_requested: bool) -> StopReason | None:
+        """Why the run is over at this commit, or None; begins the next epoch where it goes on into one."""
+        if stop_requested:
+            return "signal"
+        last = self.ledger.last_commit()
+        if self.config.steps is not None and last is not None and last.total_steps >= self.config.steps:
+            return "steps"
+        if self.ledger.epoch_done():
+            if self.config.stop_after_epoch or not self.config.iterate:
+                return "epoch"
+            self.ledger.advance_epoch(self.ledger.status().epoch)
+        return None
+
+    def _prune(self) -> None:
+        committed = [commit.checkpoint_id for commit in self.ledger.commits()]
+        self.checkpoints.remove_all_but(set(committed[-self.config.keep_checkpoints :]))

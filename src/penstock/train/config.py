@@ -1,0 +1,176 @@
+"""What a training run is told, and what of it binds a run that resumes."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import tomli_w
+
+from penstock.errors import ConfigError, differences
+from penstock.storage import Storage
+from penstock.types import DatasetIdentity
+
+CONFIG_KEY = "config.toml"
+
+MAY_CHANGE = frozenset(
+    {
+        "commit_every_chunks",
+        "dataset_file",
+        "iterate",
+        "keep_checkpoints",
+        "log_file",
+        "parallel_independent",
+        "run_dir",
+        "session_timeout_s",
+        "steps",
+        "stop_after_epoch",
+        "workers",
+    }
+)
+"""Settings a resumed run may have otherwise than before; all others shape the result and must stay."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingConfig:
+    """Settings of a run, free to assign to until `run_training` reads them."""
+
+    dataset_file: str = ""
+    """The data set: a block store."""
+    run_dir: str = ""
+    """The run's folder; a folder with a run in it resumes that run. Empty: ``runs/<data set's name>``."""
+    model: str = "tiny"
+    """A built-in model by name: tiny, small, or counting (which counts how often each sample was learned)."""
+    tokenizer: str = ""
+    """A tokenizer.json. Empty: a byte-level BPE is trained on the data and kept with the run."""
+    vocab_size: int = 4096
+    """Entries of a tokenizer trained here."""
+    samples_per_block: int = 100_000
+    """Samples a block when blocks are made; a block store brings its own."""
+    dataset_chunk_size: int = 4_000
+    """Samples a chunk: what a worker claims, reads and holds at a time."""
+    batch_size: int = 8
+    """Sequences an optimizer step; in parallel-independent mode, of each replica."""
+    max_seq_len: int = 256
+    """Tokens a sequence."""
+    gradient_accumulation_steps: int = 1
+    """Parts a batch is computed in."""
+    learning_rate: float = 1e-3
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 leaves them alone."""
+    seed: int = 0
+    steps: int | None = None
+    """Stop when the run has this many optimizer steps in all, summed over replicas."""
+    stop_after_epoch: bool = False
+    """Stop at the end of the epoch, even with `iterate`."""
+    iterate: bool = False
+    """Begin another epoch at the end of one; otherwise the run stops there."""
+    parallel_independent: bool = False
+    """Several workers, each with its own replica, merged at every commit."""
+    workers: int = 1
+    """How many, in parallel-independent mode."""
+    merge: Literal["mean", "sum"] = "mean"
+    """How replicas become one: their mean weighted by samples, or the sum of what each has changed."""
+    commit_every_chunks: int = 8
+    """Chunks between commits, counted over all workers."""
+    keep_checkpoints: int = 3
+    """How many checkpoints stay on disk."""
+    session_timeout_s: float = 60.0
+    """How long a worker that shows no sign of life keeps its chunks."""
+    log_file: str = ""
+    """Where metrics go. Empty: metrics.jsonl in the run's folder."""
+
+    def check(self) -> None:
+        """Refuse what cannot work, naming the setting."""
+        at_least = {
+            "batch_size": 1,
+            "commit_every_chunks": 1,
+            "dataset_chunk_size": 1,
+            "gradient_accumulation_steps": 1,
+            "keep_checkpoints": 1,
+            "max_seq_len": 2,
+            "samples_per_block": 1,
+            "workers": 1,
+        }
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} cannot work: expected {least} or more")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"steps={self.steps} trains nothing: expected 1 or more, or none for the whole epoch")
+        if not self.dataset_file:
+            raise ConfigError("dataset_file is empty: name a block store (--dataset-file)")
+        if self.learning_rate <= 0:
+            raise ConfigError(f"learning_rate={self.learning_rate} learns nothing: expected more than 0")
+        if self.merge not in ("mean", "sum"):
+            raise ConfigError(f"merge={self.merge!r} is unknown: expected 'mean' or 'sum'")
+        if self.workers > 1 and not self.parallel_independent:
+            raise ConfigError(f"workers={self.workers} needs parallel_independent (--parallel-independent)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The resolved settings of a run, with what its data turned out to be. Saved as the run's config.toml."""
+
+    settings: dict[str, Any]
+    """The fields of `TrainingConfig`."""
+    dataset: dict[str, Any]
+    """Identity, name and size of the data set."""
+    tokenizer_fingerprint: str
+    vocab_size: int
+
+    @property
+    def training(self) -> TrainingConfig:
+        return TrainingConfig(**self.settings)
+
+    def save(self, storage: Storage) -> None:
+        told = {key: value for key, value in self.settings.items() if value is not None}  # TOML knows no null
+        text = tomli_w.dumps({**asdict(self), "settings": told})
+        storage.put(CONFIG_KEY, text.encode())
+
+    @classmethod
+    def load(cls, storage: Storage) -> RunConfig | None:
+        """The config of an existing run, or None where no run has begun."""
+        if not storage.exists(CONFIG_KEY):
+            return None
+        try:
+            return cls(**tomllib.loads(storage.get(CONFIG_KEY).decode()))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise ConfigError(
+                f"{storage.url}/{CONFIG_KEY} is damaged: {error}: restore it, or begin a new run"
+            ) from error
+
+    def refuse_changes(self, before: RunConfig, where: str) -> None:
+        """A resumed run must be the same run: name every setting that would make it another."""
+        different = differences(self._binding(), before._binding())
+        if different:
+            raise ConfigError(
+                f"{where} was begun with other settings: {'; '.join(different)}: "
+                "go back to those, or name another run folder"
+            )
+
+    def _binding(self) -> dict[str, object]:
+        shaping = {field.name for field in fields(TrainingConfig)} - MAY_CHANGE - {"tokenizer", "vocab_size"}
+        return {
+            **{name: self.settings.get(name) for name in sorted(shaping)},
+            "dataset_id": self.dataset["dataset_id"],
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+        }
+
+
+def resolve(
+    config: TrainingConfig,
+    *,
+    identity: DatasetIdentity,
+    name: str,
+    total_samples: int,
+    fingerprint: str,
+    vocab_size: int,
+) -> RunConfig:
+    """Freeze the settings together with what the data set and the tokenizer turned out to be."""
+    return RunConfig(
+        settings=asdict(config),
+        dataset={**identity.as_dict(), "name": name, "total_samples": total_samples},
+        tokenizer_fingerprint=fingerprint,
+        vocab_size=vocab_size,
+    )

@@ -1,0 +1,31 @@
+"""What training asks of a model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from penstock.feed import Batch
+
+
+class Learner(nn.Module):
+    """A model that knows its loss and its optimizer."""
+
+    @abstractmethod
+    def loss_sum(self, batch: Batch, rows: slice) -> Tensor:
+        """Summed loss over some sequences of a batch."""
+
+    @abstractmethod
+    def weight(self, batch: Batch) -> float:
+        """What the summed loss of the whole batch is divided by."""
+
+    @abstractmethod
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        """The optimizer this model is trained with."""
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether `max_grad_norm` applies."""
+        return True

@@ -1,0 +1,105 @@
+"""A small decoder-only transformer: rotary positions, RMS norms, gated feed-forward, tied embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+from penstock.feed import IGNORED_LABEL, Batch
+from penstock.train.models.base import Learner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large a transformer is."""
+
+    dim: int
+    layers: int
+    heads: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+SHAPES = {
+    "tiny": Shape(dim=64, layers=2, heads=2),
+    "small": Shape(dim=384, layers=6, heads=6),
+}
+
+
+class Transformer(Learner):
+    """Predicts the next token; attends backward and never into another document."""
+
+    def __init__(self, shape: Shape, *, vocab_size: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed = nn.Embedding(vocab_size, shape.dim)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.dim)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
+        """Logits ``(sequences, length, vocabulary)``."""
+        same_document = document_ids[:, :, None] == document_ids[:, None, :]
+        mask = same_document.tril()[:, None]
+        rotation = rotary(position_ids, self.shape.head_dim)
+        hidden = self.embed(input_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, mask, rotation)
+        return self.norm(hidden) @ self.embed.weight.T
+
+    def loss_sum(self, batch: Batch, rows: slice) -> Tensor:
+        ids, positions, documents, labels = (
+            torch.from_numpy(array[rows])
+            for array in (batch.input_ids, batch.position_ids, batch.document_ids, batch.labels)
+        )
+        logits = self(ids, positions, documents)
+        return nnf.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        )
+
+    def weight(self, batch: Batch) -> float:
+        return float(max(1, batch.num_tokens))
+
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.01)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the stream."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.attention_norm = nn.RMSNorm(shape.dim)
+        self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
+        self.out = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.feed_norm = nn.RMSNorm(shape.dim)
+        self.gate = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
+        self.up = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
+        self.down = nn.Linear(3 * shape.dim, shape.dim, bias=False)
+
+    def forward(self, hidden: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        query, key, value = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        query, key = (rotate(part, rotation).transpose(1, 2) for part in (query, key))
+        mixed = nnf.scaled_dot_product_attention(query, key, value.transpose(1, 2), attn_mask=mask)
+        hidden = hidden + self.out(mixed.transpose(1, 2).flatten(2))
+        normed = self.feed_norm(hidden)
+        return hidden + self.down(nnf.silu(self.gate(normed)) * self.up(normed))
+
+
+def rotary(position_ids: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each position's angles, ``(sequences, length, 1, head_dim / 2)``."""
+    frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    angles = position_ids[:, :, None, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(part: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = rotation
+    first, second = part.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

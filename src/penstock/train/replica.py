@@ -1,0 +1,146 @@
+"""The training loop: claim a chunk, learn its batches, complete it, meet at the boundary."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Protocol
+
+from penstock.errors import LeaseLost
+from penstock.faults import reach
+from penstock.feed import Batch, ChunkFeed
+from penstock.ledger import Lease, Ledger, Progress, Session
+from penstock.train.config import TrainingConfig
+from penstock.train.events import Events
+from penstock.train.heartbeat import Heartbeat
+from penstock.train.trainer import Trainer
+
+
+class Boundary(Protocol):
+    """Where replicas become one committed state again."""
+
+    def stop_requested(self) -> bool:
+        """Whether to come here after the current step."""
+        ...
+
+    def meet(self, trainer: Trainer, session: Session) -> bool:
+        """Commit what was trained; afterwards `trainer` is at the committed state. False ends the run."""
+        ...
+
+    def rejoin(self, trainer: Trainer, session: Session) -> bool:
+        """Discard what was trained and take up the last committed state. False ends the run."""
+        ...
+
+
+class Replica:
+    """One worker with its own weights."""
+
+    def __init__(
+        self,
+        *,
+        worker: str,
+        generation: int,
+        config: TrainingConfig,
+        ledger: Ledger,
+        feed: ChunkFeed,
+        trainer: Trainer,
+        boundary: Boundary,
+        events: Events,
+    ) -> None:
+        self._worker = worker
+        self._generation = generation
+        self._config = config
+        self._ledger = ledger
+        self._feed = feed
+        self._trainer = trainer
+        self._boundary = boundary
+        self._events = events
+
+    def run(self) -> None:
+        """Train until the boundary says it is over. A fenced replica comes back as a new session."""
+        fenced = False
+        while True:
+            session = self._ledger.join(self._worker, generation=self._generation, pid=os.getpid())
+            self._events.emit("worker_started", worker=self._worker, session=session.session_id, pid=os.getpid())
+            with Heartbeat(self._ledger, session, every_s=self._config.session_timeout_s / 4):
+                try:
+                    # What a fenced replica learned went back to the others: it takes up the common state first.
+                    if not fenced or self._boundary.rejoin(self._trainer, session):
+                        self._train(session)
+                    self._ledger.leave(session)
+                    return
+                except LeaseLost as error:
+                    fenced = True
+                    self._events.emit(
+                        "worker_lost",
+                        worker=self._worker,
+                        session=session.session_id,
+                        pid=os.getpid(),
+                        reason=str(error),
+                    )
+
+    def _train(self, session: Session) -> None:
+        open_lease: Lease | None = None
+        while True:
+            if open_lease is None and not self._boundary.stop_requested():
+                claimed = self._ledger.claim(session, round_chunks=self._config.commit_every_chunks)
+                if isinstance(claimed, list):
+                    open_lease = claimed[0]
+            if open_lease is not None:
+                open_lease = self._learn(session, open_lease)
+                if open_lease is None and not self._boundary.stop_requested():
+                    continue
+            if not self._boundary.meet(self._trainer, session):
+                return
+
+    def _learn(self, session: Session, lease: Lease) -> Lease | None:
+        """Learn a chunk from where its lease starts. Returns what is left of it where a stop came in between."""
+        progress = Progress(samples=lease.start, offset=lease.start_offset, steps=0)
+        for steps, batch in enumerate(self._feed.batches(lease.ref, lease.start_offset), 1):
+            step = None if self._boundary.stop_requested() else self._ledger.take_step(session, self._config.steps)
+            if step is None:
+                self._ledger.record(lease, progress)
+                return _rest(lease, progress)
+            self._step(session, lease, batch, step)
+            progress = Progress(samples=batch.samples_done, offset=batch.stop_offset, steps=steps)
+        self._ledger.complete(lease, progress)
+        self._events.emit(
+            "chunk",
+            worker=self._worker,
+            session=session.session_id,
+            epoch=lease.epoch,
+            block_id=lease.ref.block_id,
+            chunk_id=lease.ref.chunk_id,
+            samples=lease.samples - lease.start,
+        )
+        return None
+
+    def _step(self, session: Session, lease: Lease, batch: Batch, step: int) -> None:
+        began = time.perf_counter()
+        result = self._trainer.step(batch)
+        reach("train.after_step")
+        self._events.emit(
+            "step",
+            step=step,
+            loss=round(result.loss, 6),
+            num_tokens=result.num_tokens,
+            step_s=round(time.perf_counter() - began, 6),
+            worker=self._worker,
+            session=session.session_id,
+            epoch=lease.epoch,
+            block_id=lease.ref.block_id,
+            chunk_id=lease.ref.chunk_id,
+        )
+
+
+def _rest(lease: Lease, done: Progress) -> Lease:
+    """The same lease, going on behind what the coming commit will hold."""
+    return Lease(
+        session_id=lease.session_id,
+        token=lease.token,
+        epoch=lease.epoch,
+        ref=lease.ref,
+        samples=lease.samples,
+        start=done.samples,
+        start_offset=done.offset,
+    )

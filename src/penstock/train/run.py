@@ -1,0 +1,216 @@
+"""A training run from its settings to its end: begin or resume, train, say why it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from penstock.blocks import BlockManager
+from penstock.errors import ConfigError, ObjectNotFound
+from penstock.feed import Tokenizer, train_tokenizer
+from penstock.ledger import Commit
+from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.train.alone import CommitAlone
+from penstock.train.committing import Committer, StopReason
+from penstock.train.config import RunConfig, TrainingConfig, resolve
+from penstock.train.events import Events, Hook, MetricsFile
+from penstock.train.parts import TOKENIZER_KEY, RunParts
+from penstock.train.replica import Replica
+from penstock.train.stopping import SignalsStop, StopRequest
+from penstock.train.supervisor import Supervisor
+from penstock.train.trainer import State
+
+_TOKENIZER_SAMPLE_CHARS = 8_000_000
+"""How much text a tokenizer is trained on: enough for a small vocabulary, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    run_dir: str
+    reason: StopReason
+    total_steps: int
+    epoch: int
+    checkpoint_id: str
+
+
+def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: StopRequest | None = None) -> RunResult:
+    """Train as `config` says; where its run folder holds a run, resume that run from its last commit.
+
+    Args:
+        config: Read once, at the start.
+        hooks: See every event of the run.
+        stop: Set it from another thread to end the run after the current step, committed.
+    """
+    config.check()
+    blocks = BlockManager(config.dataset_file, config.samples_per_block, config.dataset_chunk_size)
+    header = blocks.manifest.header
+    if header.text_column is None:
+        raise ConfigError(
+            f"{config.dataset_file} has no text column: training needs text; ingest it with --text-column"
+        )
+    if not blocks.manifest.complete:
+        raise ConfigError(f"{config.dataset_file} is not complete: finish `penstock ingest` first")
+    if not blocks.manifest.total_samples:
+        raise ConfigError(f"{config.dataset_file} holds no samples: there is nothing to train on")
+    storage = open_storage(config.run_dir or Path("runs", header.dataset_name))
+    stop = stop or StopRequest()
+    with storage.exclusive("run", purpose="training"), SignalsStop(stop):
+        storage.discard_unfinished()
+        _settle_config(config, blocks, storage)
+        return _Run(RunParts(storage), list(hooks), stop).run()
+
+
+class _Run:
+    """One run under its folder's lock."""
+
+    def __init__(self, parts: RunParts, hooks: list[Hook], stop: StopRequest) -> None:
+        self._parts = parts
+        self._hooks = hooks
+        self._stop = stop
+        self._committer = Committer(parts.ledger, parts.checkpoints, parts.config)
+
+    def run(self) -> RunResult:
+        self._parts.ledger.check_blocks()
+        self._parts.drop_submitted()
+        state, commit, generation = self._begin_or_go_back()
+        metrics = MetricsFile(self._metrics_path())
+        events = Events([metrics, *self._hooks], generation)
+        try:
+            self._tell_start(events, commit)
+            reason = self._committer.stop_reason(stop_requested=False)
+            if reason is None:
+                reason = self._train(events, state, commit)
+            return self._end(events, reason)
+        finally:
+            metrics.close()
+
+    def _begin_or_go_back(self) -> tuple[State, Commit, int]:
+        found = self._committer.go_back()
+        if found is not None:
+            return found
+        # The first commit has learned nothing: every worker and every restart sets out from these very weights.
+        state = self._parts.trainer().state()
+        commit = self._committer.commit(state, [])
+        return state, commit, self._parts.ledger.restore(commit.checkpoint_id)
+
+    def _train(self, events: Events, state: State, commit: Commit) -> StopReason:
+        config = self._parts.config
+        if config.parallel_independent:
+            supervisor = Supervisor(self._parts, self._committer, events, self._stop, base=state, commit=commit)
+            supervisor.run()
+            assert supervisor.reason is not None
+            return supervisor.reason
+        trainer = self._parts.trainer()
+        trainer.load_state(state)
+        boundary = CommitAlone(self._committer, events, self._stop)
+        Replica(
+            worker="worker-0",
+            generation=events.generation,
+            config=config,
+            ledger=self._parts.ledger,
+            feed=self._parts.feed,
+            trainer=trainer,
+            boundary=boundary,
+            events=events,
+        ).run()
+        assert boundary.reason is not None
+        return boundary.reason
+
+    def _tell_start(self, events: Events, commit: Commit) -> None:
+        config, blocks = self._parts.config, self._parts.blocks
+        events.emit(
+            "run_started",
+            run_dir=self._parts.storage.url,
+            dataset=blocks.manifest.header.dataset_name,
+            total_samples=blocks.manifest.total_samples,
+            total_blocks=len(blocks.manifest.blocks),
+            samples_per_block=blocks.manifest.header.block_size,
+            dataset_chunk_size=config.dataset_chunk_size,
+            workers=config.workers,
+            total_steps=commit.total_steps,
+            epoch=commit.epoch,
+        )
+
+    def _end(self, events: Events, reason: StopReason) -> RunResult:
+        status = self._parts.ledger.status()
+        last = status.last_commit
+        assert last is not None
+        events.emit("run_stopped", reason=reason, total_steps=status.total_steps, epoch=status.epoch)
+        return RunResult(
+            run_dir=self._parts.storage.url,
+            reason=reason,
+            total_steps=status.total_steps,
+            epoch=status.epoch,
+            checkpoint_id=last.checkpoint_id,
+        )
+
+    def _metrics_path(self) -> Path:
+        if self._parts.config.log_file:
+            return Path(self._parts.config.log_file)
+        assert isinstance(self._parts.storage, LocalStorage)
+        return self._parts.storage.root / "metrics.jsonl"
+
+
+def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storage) -> None:
+    """Write the run's config.toml, or check that the run being resumed has the same one where it matters."""
+    before = RunConfig.load(storage)
+    tokenizer = _settle_tokenizer(config, blocks, storage)
+    resolved = resolve(
+        replace(config, dataset_file=str(Path(config.dataset_file).resolve())),
+        identity=blocks.identity(),
+        name=blocks.manifest.header.dataset_name,
+        total_samples=blocks.manifest.total_samples,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+    )
+    if before is not None:
+        resolved.refuse_changes(before, storage.url)
+    resolved.save(storage)
+
+
+def _settle_tokenizer(config: TrainingConfig, blocks: BlockManager, storage: Storage) -> Tokenizer:
+    """The run's own copy of its tokenizer: the one it has, the one the user names, or one trained on the data."""
+    try:
+        kept = storage.get(TOKENIZER_KEY)
+    except ObjectNotFound:
+        kept = None
+    if config.tokenizer:
+        try:
+            named = Path(config.tokenizer).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"tokenizer={config.tokenizer!r} cannot be read: {error.strerror or error}") from error
+        if kept is not None and kept != named:
+            raise ConfigError(
+                f"{storage.url} was begun with another tokenizer than {config.tokenizer}: "
+                "go back to that one, or name another run folder"
+            )
+        kept = named
+    if kept is None:
+        kept = train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size).definition.encode()
+    try:
+        tokenizer = Tokenizer(kept.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"tokenizer={config.tokenizer!r} is not UTF-8: expected a tokenizer.json") from error
+    storage.put(TOKENIZER_KEY, kept)
+    return tokenizer
+
+
+def _some_texts(blocks: BlockManager) -> Iterator[str]:
+    """Text from chunks spread over the whole data set, up to a fixed amount; the same for the same data set."""
+    chunks = [
+        (block.block_id, chunk_id)
+        for block in (blocks.get_block(block_id) for block_id in range(len(blocks.manifest.blocks)))
+        for chunk_id in range(block.chunk_count(blocks.dataset_chunk_size))
+    ]
+    left = _TOKENIZER_SAMPLE_CHARS
+    stride = max(1, len(chunks) // 64)
+    for block_id, chunk_id in islice(chunks, 0, None, stride):
+        for text in blocks.get_chunk(block_id, chunk_id):
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                return

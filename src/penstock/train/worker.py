@@ -1,0 +1,115 @@
+"""A worker process: `python -m penstock.train.worker FD`, started by the supervisor and ending with it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+
+from penstock.errors import PenstockError
+from penstock.ledger import Session
+from penstock.storage import open_storage
+from penstock.train.channel import Channel, Message
+from penstock.train.events import Event, Events
+from penstock.train.parts import RunParts, WorkerOrder
+from penstock.train.replica import Replica
+from penstock.train.trainer import Trainer
+
+ORPHANED = 70
+"""Exit code of a worker whose supervisor died."""
+
+
+class SupervisorLine:
+    """The worker's end of the channel: keeps answers until they are asked for, and ends the process with the line."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._stop = threading.Event()
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+
+    def stop_requested(self) -> bool:
+        return self._stop.is_set()
+
+    def answer(self) -> Message:
+        """The next answer; the supervisor's death ends the wait, and the process."""
+        return self._answers.get()
+
+    def send(self, message: Message) -> None:
+        self._channel.send(message)
+
+    def on_event(self, event: Event) -> None:
+        self.send({"kind": "event", "fields": event})
+
+    def _listen(self) -> None:
+        while (messages := self._channel.receive()) is not None:
+            for message in messages:
+                if message["kind"] == "stop":
+                    self._stop.set()
+                else:
+                    self._answers.put(message)
+        os._exit(ORPHANED)  # the supervisor is gone: nobody would ever merge or commit this replica
+
+
+class MeetSupervisor:
+    """The boundary of one worker among several: hand in the replica, take up what was made of all."""
+
+    def __init__(self, line: SupervisorLine, parts: RunParts) -> None:
+        self._line = line
+        self._parts = parts
+
+    def stop_requested(self) -> bool:
+        return self._line.stop_requested()
+
+    def meet(self, trainer: Trainer, session: Session) -> bool:
+        return self._exchange(trainer, session, self._parts.submit(session, trainer.state()))
+
+    def rejoin(self, trainer: Trainer, session: Session) -> bool:
+        return self._exchange(trainer, session, "")
+
+    def _exchange(self, trainer: Trainer, session: Session, key: str) -> bool:
+        self._line.send({"kind": "submitted", "session": session.session_id, "state": key})
+        answer = self._line.answer()
+        if answer["kind"] == "end":
+            return False
+        trainer.load_state(self._parts.checkpoints.read(answer["checkpoint_id"], answer["digest"]))
+        return True
+
+
+def main() -> None:
+    """Serve one supervisor until it says that the run is over."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # these reach the whole group; the supervisor decides
+    line = SupervisorLine(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    try:
+        _work(line, WorkerOrder(**line.answer()["order"]))
+    except PenstockError as error:
+        line.send({"kind": "failed", "error": str(error)})
+        sys.exit(1)
+    except Exception as error:
+        line.send({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
+        raise
+
+
+def _work(line: SupervisorLine, order: WorkerOrder) -> None:
+    parts = RunParts(open_storage(order.run_dir))
+    parts.limit_threads(order.workers)
+    trainer = parts.trainer()
+    trainer.load_state(parts.checkpoints.read(order.checkpoint_id, order.digest))
+    Replica(
+        worker=order.worker,
+        generation=order.generation,
+        config=parts.config,
+        ledger=parts.ledger,
+        feed=parts.feed,
+        trainer=trainer,
+        boundary=MeetSupervisor(line, parts),
+        events=Events([line], order.generation),
+    ).run()
+
+
+if __name__ == "__main__":
+    main()
