@@ -1,1 +1,51 @@
-"""Penstock."""
+"""Penstock feeds training data to any number of GPUs: every sample exactly once per epoch, through any crash.
+
+The names below open on first use, so that ``import penstock`` costs nothing and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "BlockManager",
+    "TrainingConfig",
+    "ingest",
+    "process_raw_dataset_to_blocks",
+    "run_training",
+]
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from penstock.blocks import BlockManager, ingest, process_raw_dataset_to_blocks
+    from penstock.train.config import TrainingConfig
+    from penstock.train.run import run_training
+
+_HOMES = {
+    "BlockManager": "penstock.blocks",
+    "TrainingConfig": "penstock.train.config",
+    "ingest": "penstock.blocks",
+    "process_raw_dataset_to_blocks": "penstock.blocks",
+    "run_training": "penstock.train.run",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        from penstock.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"{name} needs {error.name}: install it with `pip install 'penstock[train]'`"
+        ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

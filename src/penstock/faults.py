@@ -30,37 +30,53 @@ POINTS: dict[str, str] = {
     "train.after_commit": "checkpoint and ledger agree, nothing is pruned or announced",
 }
 
-_spec = os.environ.get("PENSTOCK_FAULT", "")
-_trace = os.environ.get("PENSTOCK_FAULT_TRACE", "")
-_once = os.environ.get("PENSTOCK_FAULT_ONCE", "")
-_armed = bool(_spec or _trace)
-_hits = 0
+
+
+class _Armed:
+    """What the environment asks for; read once a process, again when a test changes it."""
+
+    def __init__(self) -> None:
+        self.spec = os.environ.get("PENSTOCK_FAULT", "")
+        self.once = os.environ.get("PENSTOCK_FAULT_ONCE", "")
+        self.trace = os.environ.get("PENSTOCK_FAULT_TRACE", "")
+        self.hits = 0
+
+    def reach(self, point: str, subject: str) -> None:
+        if point not in POINTS:
+            raise KeyError(f"fault point {point!r} is not declared in penstock.faults.POINTS")
+        if self.trace:
+            with Path(self.trace).open("a", encoding="utf-8") as file:
+                file.write(f"{point}\t{subject}\n")
+        if self.spec and self._is_due(point, subject):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_due(self, point: str, subject: str) -> bool:
+        want_point, want_subject, nth = self.spec.split("|")
+        if point != want_point or not fnmatchcase(subject, want_subject):
+            return False
+        self.hits += 1
+        if self.hits < int(nth):
+            return False
+        if self.once:
+            try:
+                os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return False
+        return True
+
+
+def arm() -> None:
+    """Read the environment again."""
+    global _armed
+    armed = _Armed()
+    _armed = armed if armed.spec or armed.trace else None
+
+
+_armed: _Armed | None = None
+arm()
 
 
 def reach(point: str, subject: str = "") -> None:
     """Pass a fault point; `subject` says on what (a key, an operation)."""
-    if _armed:
-        _reach(point, subject)
-
-
-def _reach(point: str, subject: str) -> None:
-    global _hits
-    if point not in POINTS:
-        raise KeyError(f"fault point {point!r} is not declared in penstock.faults.POINTS")
-    if _trace:
-        with Path(_trace).open("a", encoding="utf-8") as file:
-            file.write(f"{point}\t{subject}\n")
-    if not _spec:
-        return
-    want_point, want_subject, nth = _spec.split("|")
-    if point != want_point or not fnmatchcase(subject, want_subject):
-        return
-    _hits += 1
-    if _hits < int(nth):
-        return
-    if _once:
-        try:
-            os.close(os.open(_once, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-    os.kill(os.getpid(), signal.SIGKILL)
+    if _armed is not None:
+        _armed.reach(point, subject)

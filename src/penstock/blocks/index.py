@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from penstock.errors import CorruptBlockError
+from penstock.errors import CorruptBlockError, ObjectNotFound
 from penstock.storage import Storage
 
 _MAGIC = b"PENSIDX1"
@@ -56,7 +56,7 @@ def read_samples(storage: Storage, block_file: str, index_file: str, start: int,
     """The stored lines of samples ``[start, stop)`` of a block: one range of the index, one of the block, checked."""
     first = _HEADER_BYTES + start * _ENTRY.itemsize
     last = _HEADER_BYTES + (stop + 1) * _ENTRY.itemsize
-    raw = storage.get_range(index_file, first, last)
+    raw = _range(storage, index_file, first, last)
     if len(raw) != last - first:
         raise CorruptBlockError(
             f"{index_file} is too short for samples {start} to {stop}: got {len(raw)} bytes, expected {last - first}; "
@@ -64,10 +64,19 @@ def read_samples(storage: Storage, block_file: str, index_file: str, start: int,
         )
     entries = np.frombuffer(raw, dtype=_ENTRY)
     begin, end = int(entries["offset"][0]), int(entries["offset"][-1])
-    data = storage.get_range(block_file, begin, end) if begin <= end else b""
+    data = _range(storage, block_file, begin, end) if begin <= end else b""
     if len(data) != end - begin or zlib.crc32(data, int(entries["crc"][0])) != int(entries["crc"][-1]):
         raise CorruptBlockError(
             f"{block_file}: samples {start} to {stop} (bytes {begin} to {end}) are not what was written: "
             "run `penstock inspect --verify` and ingest again into a new folder"
         )
     return data
+
+
+def _range(storage: Storage, file: str, start: int, stop: int) -> bytes:
+    try:
+        return storage.get_range(file, start, stop)
+    except ObjectNotFound as error:
+        raise CorruptBlockError(
+            f"{file} is missing ({error}): run `penstock inspect --verify` and ingest again into a new folder"
+        ) from error

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,15 +59,16 @@ def ingest(
         block_bytes: Bytes after which a block closes, so that huge rows make small blocks.
         text_column: The column holding the text; found by name where not given.
         no_text: Store rows of any modality; `get_rows` works on them, `get_chunk` refuses.
-        on_bad_row: ``stop`` raises at the first bad row, with all blocks before it kept; ``skip`` counts and lists them.
+        on_bad_row: ``stop`` raises at the first bad row, with all blocks before it kept; ``skip`` counts and lists
+            them.
         dataset_name: Defaults to the source's stem.
         on_progress: Called as the ingest goes.
 
     Returns:
         The manifest of the complete data set.
 
-    Costs one pass over the source and memory for one batch of rows plus one block's index. Running it again on a complete
-    store changes nothing. Two writers on one store: the second gets `StorageBusy`.
+    Costs one pass over the source and memory for one batch of rows plus one block's index. Running it again on a
+    complete store changes nothing. Two writers on one store: the second gets `StorageBusy`.
     """
     if block_size < 1:
         raise ConfigError(f"block_size={block_size} cannot hold a sample: expected 1 or more")
@@ -77,7 +79,8 @@ def ingest(
     storage = open_storage(dest)
     if isinstance(source, str | os.PathLike):
         source = open_source(source, exclude=storage.root if isinstance(storage, LocalStorage) else None)
-    header = _header(source, block_size, block_bytes, text_column, no_text, dataset_name)
+    column = None if no_text else _find_text_column(source, text_column)
+    header = _header(source, block_size, block_bytes, column, dataset_name)
     with storage.exclusive(PREFIX + "writer", purpose="ingesting"):
         return _Ingest(storage, source, header, on_bad_row, on_progress).run()
 
@@ -97,11 +100,9 @@ def _header(
     block_size: int,
     block_bytes: int | None,
     text_column: str | None,
-    no_text: bool,
     dataset_name: str | None,
 ) -> DatasetHeader:
-    column = None if no_text else _find_text_column(source, text_column)
-    shape = {"block_size": block_size, "block_bytes": block_bytes, "text_column": column}
+    shape = {"block_size": block_size, "block_bytes": block_bytes, "text_column": text_column}
     identity = orjson.dumps({"version": 1, "revision": source.revision(), **shape}, option=orjson.OPT_SORT_KEYS)
     return DatasetHeader(
         dataset_name=dataset_name or source.name,
@@ -146,7 +147,8 @@ class _Ingest:
         self._listed_before = 0
 
     def run(self) -> Manifest:
-        self._storage.discard_unfinished()
+        for prefix in ("blocks/", PREFIX, MANIFEST_KEY):  # other parts of the data set have other writers
+            self._storage.discard_unfinished(prefix)
         if self._storage.exists(MANIFEST_KEY):
             return self._already_complete()
         self._resume_or_begin()
@@ -178,10 +180,10 @@ class _Ingest:
     def _resume_or_begin(self) -> None:
         begun = self._journal.header()
         if begun is None:
-            if any(True for _ in self._storage.list("blocks/")):
+            if any(True for prefix in ("blocks/", PREFIX) for _ in self._storage.list(prefix)):
                 raise BlockStoreError(
-                    f"{self._storage.url} has a blocks folder but neither manifest nor journal: it is not a block store "
-                    "that penstock began; choose another folder"
+                    f"{self._storage.url} has a blocks or {PREFIX} folder but neither manifest nor journal: "
+                    "it is not a block store that penstock began; choose another folder"
                 )
             self._journal.begin(self._header)
             return
@@ -233,8 +235,8 @@ class _Ingest:
                 self._close_block(batch.cursor_after(taken))
         if stop_at is not None:
             raise BadRowError(
-                f"{stop_at.position}: {stop_at.reason}: mend the row, or pass --on-bad-row skip to leave such rows out; "
-                f"the {len(self._entries)} blocks before it are kept"
+                f"{stop_at.position}: {stop_at.reason}: pass --on-bad-row skip to go on without such rows (the "
+                f"{len(self._entries)} blocks before it are kept), or mend the row and ingest into a new folder"
             )
         for row in batch.bad[noted:]:
             self._note_skipped(row)
@@ -306,13 +308,12 @@ def _set_textless_rows_aside(batch: RowBatch, column: str) -> None:
     """Move rows without a string in the text column to the bad ones, keeping everything in order."""
     if all(type(row.get(column)) is str for row in batch.values):
         return
-    rest, batch.bad = batch.bad, []
+    rest, batch.bad = deque(batch.bad), []
     lines, values, numbers = batch.lines, batch.values, batch.numbers
     batch.lines, batch.values, batch.numbers = [], [], []
     for index in range(len(lines)):
         while rest and rest[0].before <= index:
-            batch.bad.append(BadRow(before=len(batch.lines), position=rest[0].position, reason=rest[0].reason))
-            rest = rest[1:]
+            batch.bad.append(replace(rest.popleft(), before=len(batch.lines)))
         try:
             text_of(values[index], column)
         except SourceError as error:
@@ -322,4 +323,4 @@ def _set_textless_rows_aside(batch: RowBatch, column: str) -> None:
         batch.lines.append(lines[index])
         batch.values.append(values[index])
         batch.numbers.append(numbers[index])
-    batch.bad += [BadRow(before=len(batch.lines), position=row.position, reason=row.reason) for row in rest]
+    batch.bad += [replace(row, before=len(batch.lines)) for row in rest]

@@ -6,8 +6,9 @@ cannot append. A marker is written after its block and index, so a marked block 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -18,6 +19,8 @@ from penstock.storage import Storage
 
 PREFIX = ".ingest/"
 _HEADER_KEY = PREFIX + "header.json"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +46,14 @@ class Journal:
 
     def header(self) -> DatasetHeader | None:
         """The header of the ingest under way, or None where none is."""
-        try:
-            return DatasetHeader(**_loads(self._storage.get(_HEADER_KEY), _HEADER_KEY))
-        except ObjectNotFound:
-            return None
+        return self._read(_HEADER_KEY, lambda fields: DatasetHeader(**fields))
 
     def record(self, marker: BlockMarker) -> None:
         self._storage.put(_key(marker.entry.block_id), orjson.dumps(asdict(marker)))
 
     def marker(self, block_id: int) -> BlockMarker | None:
         """The marker of one block, or None while the block is not there. Costs the same for every block."""
-        try:
-            fields = _loads(self._storage.get(_key(block_id)), _key(block_id))
-        except ObjectNotFound:
-            return None
-        return BlockMarker(
-            entry=BlockEntry(**fields["entry"]),
-            cursor=Cursor(**fields["cursor"]),
-            skipped_count=fields["skipped_count"],
-            skipped_rows=[SkippedRow(**row) for row in fields["skipped_rows"]],
-        )
+        return self._read(_key(block_id), _marker_from)
 
     def markers(self) -> list[BlockMarker]:
         """All markers from block 0 on, up to the first that is missing."""
@@ -78,13 +69,26 @@ class Journal:
                 self._storage.delete(info.key)
         self._storage.delete(_HEADER_KEY)
 
+    def _read(self, key: str, make: Callable[[dict[str, Any]], T]) -> T | None:
+        try:
+            return make(orjson.loads(self._storage.get(key)))
+        except ObjectNotFound:
+            return None
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise BlockStoreError(
+                f"{self._storage.url}/{key} is damaged ({type(error).__name__}: {error}): "
+                "ingest again into a new folder"
+            ) from error
+
 
 def _key(block_id: int) -> str:
     return f"{PREFIX}block_{block_id:05d}.json"
 
 
-def _loads(data: bytes, key: str) -> dict[str, Any]:
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise BlockStoreError(f"{key} is damaged ({error}): delete the folder and ingest again") from error
+def _marker_from(fields: dict[str, Any]) -> BlockMarker:
+    return BlockMarker(
+        entry=BlockEntry(**fields["entry"]),
+        cursor=Cursor(**fields["cursor"]),
+        skipped_count=fields["skipped_count"],
+        skipped_rows=[SkippedRow(**row) for row in fields["skipped_rows"]],
+    )

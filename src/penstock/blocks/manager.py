@@ -34,8 +34,8 @@ class Block:
 class BlockManager:
     """Chunks of a block store, by number.
 
-    Constructing does no I/O; the store is opened on first use. Safe for threads, and pickles to spawned processes. A chunk
-    is read, checked and parsed alone: the cost does not depend on where in its block it lies.
+    Constructing does no I/O; the store is opened on first use. Safe for threads, and pickles to spawned processes. A
+    chunk is read, checked and parsed alone: the cost does not depend on where in its block it lies.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class BlockManager:
 
     def is_last_block(self, block_id: int) -> bool:
         """Whether the source ended with this block."""
-        return self.manifest.complete and block_id == len(self.manifest.blocks) - 1
+        return self.manifest.complete and 0 <= block_id == len(self.manifest.blocks) - 1
 
     def get_rows(self, block_id: int, chunk_id: int, chunk_size: int | None = None) -> list[dict[str, Any]]:
         """The whole rows of one chunk."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.errors import BlockStoreError
+from penstock.errors import BlockStoreError, differences
 
 MANIFEST_KEY = "block_manifest.json"
 VERSION = 1
@@ -71,11 +71,17 @@ class Manifest:
         return self.blocks[-1].end_index if self.blocks else 0
 
     @property
+    def total_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
     def fingerprint(self) -> str:
-        """Digest of the identity and of every listed block's checksum: two stores with one fingerprint hold the same."""
-        digest = hashlib.sha256(self.header.dataset_id.encode())
+        """Digest of the identity and of every block's entry: two stores with one fingerprint hold the same."""
+        header = self.header
+        identity = [header.dataset_id, header.block_size, header.block_bytes, header.text_column]
+        digest = hashlib.sha256(orjson.dumps(identity))
         for block in self.blocks:
-            digest.update(block.checksum.encode())
+            digest.update(orjson.dumps(block))
         return "sha256:" + digest.hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,7 +91,7 @@ class Manifest:
             **asdict(self.header),
             "fingerprint": self.fingerprint,
             "total_samples": self.total_samples,
-            "total_blocks": len(self.blocks),
+            "total_blocks": self.total_blocks,
             "complete": self.complete,
             "skipped_count": self.skipped_count,
             "skipped_rows": [asdict(row) for row in self.skipped_rows],
@@ -113,13 +119,14 @@ class Manifest:
                 skipped_count=fields["skipped_count"],
                 skipped_rows=[SkippedRow(**row) for row in fields["skipped_rows"]],
             )
+            told = {name: fields[name] for name in ("fingerprint", "total_samples", "total_blocks")}
+            derived = {name: getattr(manifest, name) for name in told}
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise BlockStoreError(
-                f"{where} is damaged ({type(error).__name__}: {error}): restore it, or delete it and ingest again"
+                f"{where} is damaged ({type(error).__name__}: {error}): restore it, or ingest again into a new folder"
             ) from error
-        if manifest.fingerprint != fields["fingerprint"]:
+        if wrong := differences(told, derived):
             raise BlockStoreError(
-                f"{where} disagrees with itself: fingerprint {fields['fingerprint']}, its blocks give "
-                f"{manifest.fingerprint}: restore it, or delete it and ingest again"
+                f"{where} disagrees with itself ({'; '.join(wrong)}): restore it, or ingest again into a new folder"
             )
         return manifest

@@ -7,7 +7,7 @@ import os
 from penstock.blocks.index import read_samples
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, Manifest
-from penstock.errors import BlockStoreError, ObjectNotFound
+from penstock.errors import BlockStoreError, CorruptBlockError, ObjectNotFound
 from penstock.storage import Storage, open_storage
 
 
@@ -39,26 +39,47 @@ class BlockStore:
         entry = self.block(block_id)
         if not 0 <= start <= stop <= entry.sample_count:
             raise BlockStoreError(
-                f"samples {start} to {stop} are not in block {block_id}: expected 0 <= start <= stop <= {entry.sample_count}"
+                f"samples {start} to {stop} are not in block {block_id}: "
+                f"expected 0 <= start <= stop <= {entry.sample_count}"
             )
         if start == stop:
             return []
-        return read_samples(self.storage, entry.file, entry.index_file, start, stop).split(b"\n")[:-1]
+        lines = read_samples(self.storage, entry.file, entry.index_file, start, stop).split(b"\n")[:-1]
+        if len(lines) != stop - start:
+            raise CorruptBlockError(
+                f"{entry.index_file} gives {len(lines)} samples for samples {start} to {stop}: "
+                "run `penstock inspect --verify` and ingest again into a new folder"
+            )
+        return lines
 
 
 def read_manifest(storage: Storage) -> Manifest:
     """The manifest of a complete store, or the like made from the journal of one still being written."""
-    try:
-        return Manifest.from_json(storage.get(MANIFEST_KEY), f"{storage.url}/{MANIFEST_KEY}")
-    except ObjectNotFound:
-        pass
-    journal = Journal(storage)
-    header = journal.header()
-    if header is None:
+    manifest = _finished(storage)
+    if manifest is None:
+        growing = _growing(storage)
+        # The manifest is written before the journal goes: if it is still not there, the journal was read whole.
+        manifest = _finished(storage) or growing
+    if manifest is None:
         raise BlockStoreError(
             f"{storage.url} is not a block store: it has no {MANIFEST_KEY}; "
             f"make one with `penstock ingest SOURCE {storage.url}`"
         )
+    return manifest
+
+
+def _finished(storage: Storage) -> Manifest | None:
+    try:
+        return Manifest.from_json(storage.get(MANIFEST_KEY), f"{storage.url}/{MANIFEST_KEY}")
+    except ObjectNotFound:
+        return None
+
+
+def _growing(storage: Storage) -> Manifest | None:
+    journal = Journal(storage)
+    header = journal.header()
+    if header is None:
+        return None
     markers = journal.markers()
     return Manifest(
         header=header,

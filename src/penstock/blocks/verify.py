@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from penstock.blocks.index import IndexBuilder
 from penstock.blocks.manifest import BlockEntry
 from penstock.blocks.store import BlockStore
-from penstock.errors import ObjectNotFound
+from penstock.errors import ObjectNotFound, StorageError
 
 _PIECE_BYTES = 1 << 20
 
@@ -43,6 +43,9 @@ def _damages(store: BlockStore, entry: BlockEntry) -> Iterator[Damage]:
     except ObjectNotFound:
         yield Damage(file=entry.file, reason="missing")
         return
+    except StorageError as error:
+        yield Damage(file=entry.file, reason=f"cannot be read: {error}")
+        return
     if size != entry.size_bytes:
         yield Damage(file=entry.file, reason=f"{size} bytes, expected {entry.size_bytes}")
     elif f"sha256:{digest.hexdigest()}" != entry.checksum:
@@ -54,6 +57,9 @@ def _damages(store: BlockStore, entry: BlockEntry) -> Iterator[Damage]:
             index = store.storage.get(entry.index_file)
         except ObjectNotFound:
             yield Damage(file=entry.index_file, reason="missing")
+            return
+        except StorageError as error:
+            yield Damage(file=entry.index_file, reason=f"cannot be read: {error}")
             return
         if index != builder.to_bytes():
             yield Damage(file=entry.index_file, reason="does not match its block")

@@ -12,7 +12,7 @@ from penstock.errors import SourceError, StorageError
 from penstock.sources.base import Cursor, RowBatch
 from penstock.sources.jsonl import read_jsonl
 from penstock.sources.text import read_text_file, read_text_lines
-from penstock.storage import Storage
+from penstock.storage import ObjectInfo, Storage
 
 Reader = Callable[[BinaryIO, str, Cursor], Iterator[RowBatch]]
 
@@ -34,6 +34,8 @@ class FileSource:
     def __init__(self, *, spec: str, name: str, storage: Storage, keys: Sequence[str]) -> None:
         if not keys:
             raise SourceError(f"{spec}: no files to read: expected one of {', '.join(sorted(READERS))}")
+        for text in (spec, name, *keys):
+            _refuse_unless_utf8(text)
         self._spec = spec
         self._name = name
         self._storage = storage
@@ -60,7 +62,7 @@ class FileSource:
 
     def size_bytes(self) -> int:
         if self._sizes is None:
-            self._sizes = [self._storage.head(key).size_bytes for key in self._keys]
+            self._sizes = [self._head(key).size_bytes for key in self._keys]
         return sum(self._sizes)
 
     def position_bytes(self, cursor: Cursor) -> int:
@@ -77,14 +79,20 @@ class FileSource:
                     to_skip = _drop_taken(batch, to_skip)
                     if batch.lines or batch.bad:
                         yield batch
-        except OSError as error:
-            raise SourceError(f"{key}: cannot be read: {error.strerror or error}") from error
+        except StorageError as error:
+            raise SourceError(f"{key}: cannot be read: {error}") from error
         if to_skip:
             raise SourceError(f"{key} ended {to_skip} rows before the place to continue from: the file has changed")
 
-    def _probe(self, key: str) -> dict[str, Any]:
+    def _head(self, key: str) -> ObjectInfo:
         try:
-            size = self._storage.head(key).size_bytes
+            return self._storage.head(key)
+        except StorageError as error:
+            raise SourceError(f"{self._spec}: {error}") from error
+
+    def _probe(self, key: str) -> dict[str, Any]:
+        size = self._head(key).size_bytes
+        try:
             head = self._storage.get_range(key, 0, min(size, _PROBE_BYTES))
             tail = self._storage.get_range(key, max(0, size - _PROBE_BYTES), size)
         except StorageError as error:
@@ -100,6 +108,14 @@ def reader_for(key: str) -> Reader:
     raise SourceError(
         f"{key}: no reader for {suffix or 'a file without suffix'!r}: expected one of {', '.join(sorted(READERS))}"
     )
+
+
+def _refuse_unless_utf8(name: str) -> None:
+    """Names end up in the manifest, which is JSON: a name that is not UTF-8 cannot be told there."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"{name!r}: the name is not UTF-8: rename it") from None
 
 
 def _drop_taken(batch: RowBatch, taken: int) -> int:

@@ -28,6 +28,8 @@ def line_groups(file: BinaryIO, start: Cursor) -> Iterator[LineGroup]:
         group = LineGroup(Cursor(file=start.file, offset=offset, row=row), lines)
         if offset == 0 and lines[0].startswith(_BOM):
             lines[0] = lines[0].removeprefix(_BOM)
+            if not lines[0]:
+                return  # nothing but a BOM is an empty file, not a blank line
         offset += size
         row += len(lines)
         yield group

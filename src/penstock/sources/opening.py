@@ -6,6 +6,7 @@ import glob
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.errors import SourceError
@@ -17,15 +18,20 @@ _log = logging.getLogger(__name__)
 
 
 def open_source(spec: str | os.PathLike[str], *, exclude: Path | None = None) -> Source:
-    """Open a file, a folder (recursively, sorted) or a glob; `exclude` is a folder never to read from."""
+    """Open a file, a folder (recursively, sorted, without hidden and linked folders) or a glob.
+
+    `exclude` is a folder never to read from: where the output goes. A single file is what it is, wherever it lies.
+    """
     text = os.fspath(spec)
     if "://" in text:
         raise SourceError(f"{text}: sources by URL are not supported: expected a file, a folder or a glob")
-    path = Path(text).expanduser()
+    path = Path(text)
+    if text.startswith("~/"):
+        path = path.expanduser()
     if path.is_file():
         return FileSource(spec=text, name=_stem(path), storage=LocalStorage(path.parent), keys=[path.name])
     if path.is_dir():
-        return _from_folder(text, path, sorted(path.rglob("*")), exclude, only_known=True)
+        return _from_folder(text, path, _files_below(path), exclude, only_known=True)
     if glob.has_magic(text):
         root = Path(*_fixed_parts(path))
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute patterns
@@ -35,12 +41,27 @@ def open_source(spec: str | os.PathLike[str], *, exclude: Path | None = None) ->
     raise SourceError(f"{text}: no such file or folder")
 
 
-def _from_folder(spec: str, root: Path, found: list[Path], exclude: Path | None, *, only_known: bool) -> FileSource:
+def _files_below(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:  # a folder that cannot be listed is never taken for an empty one
+        raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
+
+    for inner, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for linked in (path for path in (Path(inner, name) for name in folders) if path.is_symlink()):
+            _log.warning("%s: left out: a linked folder is not followed; name it as a source of its own", linked)
+        for name in names:
+            yield Path(inner, name)
+
+
+def _from_folder(spec: str, root: Path, found: Iterable[Path], exclude: Path | None, *, only_known: bool) -> FileSource:
     barred = exclude.resolve() if exclude else None
-    keys = []
+    if barred and root.resolve().is_relative_to(barred):
+        raise SourceError(f"{spec} lies inside {exclude}, where the output goes: choose another folder for the output")
+    keys = set()  # a pattern with several ** matches a file several times
     unread: Counter[str] = Counter()
     for path in found:
-        if not path.is_file() or (barred and path.resolve().is_relative_to(barred)):
+        is_readable = path.is_file() or (path.is_symlink() and not path.exists())  # a broken link is told, not left out
+        if not is_readable or (barred and path.resolve().is_relative_to(barred)):
             continue
         inside = path.relative_to(root)
         if any(part.startswith(".") for part in inside.parts):
@@ -48,7 +69,7 @@ def _from_folder(spec: str, root: Path, found: list[Path], exclude: Path | None,
         if only_known and path.suffix.lower() not in READERS:
             unread[path.suffix or "no suffix"] += 1
             continue
-        keys.append(inside.as_posix())
+        keys.add(inside.as_posix())
     if unread:
         listed = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(unread.items()))
         _log.warning("%s: left out %s: no reader for these", spec, listed)

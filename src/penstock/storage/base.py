@@ -35,7 +35,7 @@ class Storage(Protocol):
     object and one of its folder; on an object store, one request).
     Safety: an instance may be shared by threads and pickled to spawned processes; it holds no open handles.
     Failures: `ObjectNotFound`, `AccessDenied`, `PreconditionFailed`, `StorageBusy`, `StorageFull`, otherwise
-    `StorageError`; each names the object.
+    `StorageError`; each names the object. A key or a range that cannot be one is a `ConfigError`.
     """
 
     @property

@@ -20,4 +20,5 @@ def open_storage(url: str | os.PathLike[str]) -> Storage:
         raise ConfigError(f"storage scheme {scheme}:// is not supported: expected a local path or file://")
     if not text:
         raise ConfigError("storage path is empty: expected a folder")
-    return LocalStorage(Path(text))
+    path = Path(text)
+    return LocalStorage(path.expanduser() if text.startswith("~/") else path)

@@ -7,10 +7,6 @@
 
 `replica.py` is the training loop. A boundary is where replicas become one state again: alone by saving it, together by
 merging. `committing.py` is the only place that writes checkpoints: files first, sealed by a manifest, then one ledger
-transaction that names its digest. Below: `feed` and `ledger`. Beside: `observe`, which hooks show things through.
+transaction that names its digest. Below: `feed` and `ledger`. Beside: `observe`, which reads what is written here.
+This file imports nothing, so that settings can be read without torch.
 """
-
-from penstock.train.config import TrainingConfig
-from penstock.train.run import RunResult, run_training
-
-__all__ = ["RunResult", "TrainingConfig", "run_training"]

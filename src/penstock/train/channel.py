@@ -1,6 +1,7 @@
 """Messages between the supervisor and a worker: JSON lines over a socket pair. End of file: the other side is dead.
 
 worker to supervisor   {"kind": "event", ...}  {"kind": "submitted", session, state}  {"kind": "failed", error}
+                           {"kind": "alive"}
 supervisor to worker   {"kind": "order", order}  {"kind": "go_on", checkpoint_id, digest}  {"kind": "stop"}
                        {"kind": "end"}
 """
@@ -8,6 +9,7 @@ supervisor to worker   {"kind": "order", order}  {"kind": "go_on", checkpoint_id
 from __future__ import annotations
 
 import socket
+import threading
 from typing import Any
 
 import orjson
@@ -16,10 +18,11 @@ Message = dict[str, Any]
 
 
 class Channel:
-    """One end of the socket pair. Sending and receiving may happen in different threads."""
+    """One end of the socket pair. Any thread may send; one receives."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
+        self._sending = threading.Lock()
         self._buffer = b""
 
     def fileno(self) -> int:
@@ -28,7 +31,9 @@ class Channel:
     def send(self, message: Message) -> bool:
         """Send a message; False where nobody is left to read it."""
         try:
-            self._socket.sendall(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+            data = orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+            with self._sending:
+                self._socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True

@@ -132,6 +132,7 @@ class _Run:
             dataset_chunk_size=config.dataset_chunk_size,
             workers=config.workers,
             total_steps=commit.total_steps,
+            next_step=commit.next_step,
             epoch=commit.epoch,
         )
 

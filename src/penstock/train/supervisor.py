@@ -11,7 +11,7 @@ import selectors
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from penstock.errors import LeaseLost, TrainError
@@ -25,6 +25,8 @@ from penstock.train.stopping import StopRequest
 from penstock.train.trainer import State, merge
 
 _POLL_S = 0.2
+_START_S = 300.0
+"""How long a worker may take to load its libraries and join."""
 _GOODBYE_S = 30.0
 
 
@@ -39,8 +41,8 @@ class Worker:
     """Its session in the ledger; 0 until it has joined."""
     submitted: str | None = None
     """Key of the replica it handed in for this round; empty where it has nothing to hand in."""
-    absent: bool = False
-    """Alive, but silent for so long that its chunks went back; counts again once it comes to a boundary."""
+    heard_at: float = field(default_factory=time.monotonic)
+    """When it last gave a sign of life."""
     error: str = ""
 
 
@@ -60,7 +62,6 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._told_to_stop = False
         self._last_words = "none was started"
-        self._look_after = 0.0
         self.reason: StopReason | None = None
 
     def run(self) -> None:
@@ -74,9 +75,8 @@ class Supervisor:
                     self._tell_all({"kind": "stop"})
                 if not self._workers:
                     raise TrainError(self._epitaph)
-                self._look_for_silent_workers()
-                present = [worker for worker in self._workers if not worker.absent]
-                if present and all(worker.submitted is not None for worker in present):
+                self._kill_silent_workers()
+                if all(worker.submitted is not None for worker in self._workers):
                     self._end_round()
             self._dismiss()
         finally:
@@ -117,6 +117,7 @@ class Supervisor:
             if messages is None:
                 self._bury(worker)
             else:
+                worker.heard_at = time.monotonic()
                 for message in messages:
                     self._hear(worker, message)
 
@@ -130,7 +131,6 @@ class Supervisor:
         elif kind == "submitted":
             worker.session = message["session"]
             worker.submitted = message["state"]
-            worker.absent = False
         elif kind == "failed":
             worker.error = message["error"]
 
@@ -155,17 +155,15 @@ class Supervisor:
             f"{self._commit.checkpoint_id}; nothing committed is lost"
         )
 
-    def _look_for_silent_workers(self) -> None:
-        """A worker that is stopped or stuck must not hold up the round for ever."""
-        if time.monotonic() < self._look_after:
-            return
-        self._look_after = time.monotonic() + self._parts.config.session_timeout_s / 4
-        silent = set(self._committer.ledger.fence_silent())
+    def _kill_silent_workers(self) -> None:
+        """A worker that is stopped must not hold up the round for ever, nor a lock it may have in its hands."""
+        now = time.monotonic()
         for worker in self._workers:
-            if worker.session in silent:
-                worker.absent = worker.submitted is None
-                if worker.submitted is not None:
-                    worker.submitted = ""  # its chunks went back, so its replica must not be merged
+            patience = self._parts.config.session_timeout_s if worker.session else _START_S
+            if now - worker.heard_at > patience:
+                worker.error = f"silent for {patience:.0f} s, killed"
+                worker.process.kill()
+                worker.heard_at = now  # its end of file is on the way
 
     def _tell_all(self, message: Message) -> None:
         for worker in self._workers:
@@ -182,9 +180,8 @@ class Supervisor:
             return
         answer = {"kind": "go_on", "checkpoint_id": self._commit.checkpoint_id, "digest": self._commit.digest}
         for worker in self._workers:
-            if worker.submitted is not None:
-                worker.submitted = None
-                worker.channel.send(answer)
+            worker.submitted = None
+            worker.channel.send(answer)
 
     def _commit_round(self) -> bool:
         """Merge and commit the replicas that have learned something; False where none has."""

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 from penstock.errors import PenstockError
 from penstock.ledger import Session
@@ -17,6 +18,8 @@ from penstock.train.events import Event, Events
 from penstock.train.parts import RunParts, WorkerOrder
 from penstock.train.replica import Replica
 from penstock.train.trainer import Trainer
+
+_SIGN_OF_LIFE_S = 0.5
 
 ORPHANED = 70
 """Exit code of a worker whose supervisor died."""
@@ -30,6 +33,7 @@ class SupervisorLine:
         self._stop = threading.Event()
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+        threading.Thread(target=self._show_life, name="signs of life", daemon=True).start()
 
     def stop_requested(self) -> bool:
         return self._stop.is_set()
@@ -43,6 +47,10 @@ class SupervisorLine:
 
     def on_event(self, event: Event) -> None:
         self.send({"kind": "event", "fields": event})
+
+    def _show_life(self) -> None:
+        while self._channel.send({"kind": "alive"}):
+            time.sleep(_SIGN_OF_LIFE_S)
 
     def _listen(self) -> None:
         while (messages := self._channel.receive()) is not None:

@@ -1,0 +1,38 @@
+# Everything from a bare clone: `make demo` runs the main job, `make test` passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test check soak format clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else "penstock needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,test,dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/penstock demo
+
+test: $(READY)
+	$(BIN)/pytest -m 'not soak'
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+# Long random crash schedules; minutes to hours, by PENSTOCK_SOAK_S (seconds, default 300).
+soak: $(READY)
+	$(BIN)/pytest -m soak --timeout=0
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache penstock-demo build dist

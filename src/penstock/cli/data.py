@@ -1,0 +1,136 @@
+"""`penstock ingest` and `penstock inspect`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import CHECK_FAILED, console, human_bytes, print_facts, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.blocks import BlockStore, IngestProgress, Manifest
+
+
+class OnBadRow(StrEnum):
+    stop = "stop"
+    skip = "skip"
+
+
+def ingest(
+    source: Annotated[
+        str, typer.Argument(help="A file, a folder or a glob: .jsonl, .txt, and text files a sample each.")
+    ],
+    dest: Annotated[str, typer.Argument(help="The folder the block store goes to.")],
+    block_size: Annotated[int, typer.Option(help="Samples a block.")] = 100_000,
+    block_bytes: Annotated[int | None, typer.Option(help="Bytes after which a block closes as well.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
+    no_text: Annotated[bool, typer.Option("--no-text", help="Store rows of any kind, not for training.")] = False,
+    on_bad_row: Annotated[OnBadRow, typer.Option(help="What to do with a row that cannot be used.")] = OnBadRow.stop,
+    name: Annotated[str | None, typer.Option(help="The data set's name; else the source's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Write a source as a block store, or finish one that was interrupted."""
+    from penstock.blocks import ingest as ingest_source
+
+    with _ingest_bar(quiet=as_json) as on_progress:
+        manifest = ingest_source(
+            source,
+            dest,
+            block_size,
+            block_bytes,
+            text_column=text_column,
+            no_text=no_text,
+            on_bad_row=on_bad_row.value,
+            dataset_name=name,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(manifest.as_dict())
+    else:
+        _print_manifest(manifest, dest)
+
+
+def inspect(
+    dest: Annotated[str, typer.Argument(help="A block store.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and name every bad file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest's fields as JSON.")] = False,
+) -> None:
+    """Show what a block store holds, and whether it is sound."""
+    from penstock.blocks import BlockStore
+
+    store = BlockStore.open(dest)
+    damages = _verify(store, quiet=as_json) if verify else []
+    if as_json:
+        extra = {"damaged": [{"file": file, "reason": reason} for file, reason in damages]} if verify else {}
+        print_json({**store.manifest.as_dict(), **extra})
+    else:
+        _print_manifest(store.manifest, dest)
+        for file, reason in damages:
+            console(stderr=True).print(f"[red]bad[/red] {dest}/{file}: {reason}")
+        if verify and not damages:
+            console().print("every file is what was written")
+    if damages:
+        raise typer.Exit(CHECK_FAILED)
+
+
+@contextmanager
+def _ingest_bar(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None] | None]:
+    """A progress bar on stderr: samples, MB/s, time left."""
+    if quiet:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    screen = console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.description}"), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def on_progress(progress: IngestProgress) -> None:
+            told = f"{progress.samples:,} samples in {progress.blocks} blocks"
+            bar.update(task, total=progress.bytes_total, completed=progress.bytes_read or 0, description=told)
+            if progress.state == "resumed":
+                screen.print(f"going on behind the {progress.blocks} blocks that are there")
+            elif progress.state == "already complete":
+                screen.print("already complete: nothing to do")
+
+        yield on_progress
+
+
+def _verify(store: BlockStore, *, quiet: bool) -> list[tuple[str, str]]:
+    from rich.progress import Progress
+
+    from penstock.blocks import verify_blocks
+
+    found = []
+    with Progress(console=console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task("verifying", total=len(store.manifest.blocks))
+        for _, damages in verify_blocks(store):
+            found += [(damage.file, damage.reason) for damage in damages]
+            bar.advance(task)
+    return found
+
+
+def _print_manifest(manifest: Manifest, dest: str) -> None:
+    header = manifest.header
+    print_facts(
+        f"{header.dataset_name} in {dest}",
+        {
+            "source": header.source,
+            "samples": f"{manifest.total_samples:,}",
+            "blocks": f"{len(manifest.blocks):,} of up to {header.block_size:,} samples",
+            "size": human_bytes(sum(block.size_bytes for block in manifest.blocks)),
+            "text column": header.text_column or "none",
+            "skipped rows": manifest.skipped_count,
+            "complete": "yes" if manifest.complete else "no: run the same ingest again to finish it",
+            "data set id": header.dataset_id,
+            "fingerprint": manifest.fingerprint,
+        },
+    )
+    for row in manifest.skipped_rows[:10]:
+        console().print(f"  skipped {row.position}: {row.reason}")

@@ -1,0 +1,86 @@
+"""`penstock train`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import console, print_json
+
+
+def train(
+    dataset_file: Annotated[str, typer.Option(help="The data set: a block store.")],
+    run: Annotated[str, typer.Option(help="The run's folder; resumes the run it holds. Default: runs/NAME.")] = "",
+    model: Annotated[str, typer.Option(help="tiny, small or counting.")] = "tiny",
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json; else one is trained on the data.")] = "",
+    vocab_size: Annotated[int, typer.Option(help="Entries of a tokenizer trained here.")] = 4096,
+    dataset_chunk_size: Annotated[int, typer.Option(help="Samples a chunk.")] = 4_000,
+    batch_size: Annotated[int, typer.Option(help="Sequences a step (of each worker).")] = 8,
+    max_seq_len: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
+    gradient_accumulation_steps: Annotated[int, typer.Option(help="Parts a batch is computed in.")] = 1,
+    learning_rate: Annotated[float, typer.Option()] = 1e-3,
+    seed: Annotated[int, typer.Option()] = 0,
+    steps: Annotated[int | None, typer.Option(help="Stop at this many steps of the run in all.")] = None,
+    stop_after_epoch: Annotated[bool, typer.Option("--stop-after-epoch", help="Stop at the epoch's end.")] = False,
+    iterate: Annotated[bool, typer.Option("--iterate", help="Go on into the next epoch.")] = False,
+    parallel_independent: Annotated[
+        bool, typer.Option("--parallel-independent", help="Several workers, merged at every commit.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="How many, with --parallel-independent.")] = 1,
+    merge: Annotated[str, typer.Option(help="mean, or sum of what each worker changed.")] = "mean",
+    commit_every_chunks: Annotated[int, typer.Option(help="Chunks between commits.")] = 8,
+    log_file: Annotated[str, typer.Option(help="Where metrics go; else metrics.jsonl in the run.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and no progress.")] = False,
+) -> None:
+    """Train on a block store, or resume a run from its last commit."""
+    from dataclasses import asdict
+
+    from penstock.cli.progress import TrainingProgress
+    from penstock.train.config import TrainingConfig
+
+    run_training = load_run_training()
+    config = TrainingConfig(
+        dataset_file=dataset_file,
+        run_dir=run,
+        model=model,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        dataset_chunk_size=dataset_chunk_size,
+        batch_size=batch_size,
+        max_seq_len=max_seq_len,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        learning_rate=learning_rate,
+        seed=seed,
+        steps=steps,
+        stop_after_epoch=stop_after_epoch,
+        iterate=iterate,
+        parallel_independent=parallel_independent,
+        workers=workers,
+        merge=merge,  # pyright: ignore[reportArgumentType] - checked with the other settings, with a sentence
+        commit_every_chunks=commit_every_chunks,
+        log_file=log_file,
+    )
+    with TrainingProgress(quiet=as_json) as progress:
+        result = run_training(config, [progress])
+    if as_json:
+        print_json(asdict(result))
+        return
+    console().print(
+        f"stopped: {REASONS[result.reason]}; {result.total_steps} steps in all, last commit {result.checkpoint_id} "
+        f"in {result.run_dir}"
+    )
+
+
+REASONS = {
+    "steps": "the steps asked for are done",
+    "epoch": "the epoch is complete",
+    "signal": "asked to stop; committed first",
+}
+
+
+def load_run_training():
+    """`run_training`, or the pip command that brings what it needs."""
+    from penstock import run_training
+
+    return run_training

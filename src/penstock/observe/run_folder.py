@@ -1,0 +1,57 @@
+"""A run's folder, read only."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import ConfigError
+from penstock.ledger import Ledger, open_ledger
+
+
+class RunFolder:
+    """Config, ledger and metrics of a run, each opened on first use."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config as it stands in config.toml."""
+        file = self.path / "config.toml"
+        try:
+            return tomllib.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(f"{self.path} holds no run: it has no config.toml; name the folder of a run") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from error
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.config["settings"]
+
+    @property
+    def dataset(self) -> dict[str, Any]:
+        return self.config["dataset"]
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        _ = self.config  # a folder without a run is named as such, not as one without a ledger
+        return open_ledger(self.path / "ledger.sqlite")
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events of the metrics file, oldest first; a line that a killed writer left unfinished is passed over."""
+        path = Path(self.settings.get("log_file") or self.path / "metrics.jsonl")
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    yield orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue

@@ -1,0 +1,95 @@
+"""Small real training runs, in processes that can be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import orjson
+from safetensors.torch import load_file
+from torch import Tensor
+
+from penstock import faults
+from penstock.blocks import ingest
+from penstock.observe.proof import prove
+from penstock.observe.run_folder import RunFolder
+from penstock.train.config import TrainingConfig
+from penstock.train.run import run_training
+
+SAMPLES = 60
+
+# The server imports torch once and never uses it, so that every process forked from it is fresh and quick to start.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["penstock.train.run", "torch._dynamo"])  # the optimizer imports the second
+
+
+def make_store(folder: Path, samples: int = SAMPLES, block_size: int = 25) -> Path:
+    """A block store of short texts, some of them empty, some longer than a sequence."""
+    rows = [{"text": f"sample {number} says " + "word " * ((number * 7) % 23)} for number in range(samples)]
+    for number in range(0, samples, 11):
+        rows[number]["text"] = ""
+    raw = folder / "raw.jsonl"
+    raw.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    ingest(raw, folder / "store", block_size)
+    return folder / "store"
+
+
+def counting_config(store: Path, run_dir: Path, **changes: object) -> TrainingConfig:
+    """Twelve chunks in three blocks, a commit every three chunks; the weights count how often samples were learned."""
+    config = TrainingConfig(
+        dataset_file=str(store),
+        run_dir=str(run_dir),
+        model="counting",
+        merge="sum",
+        vocab_size=300,
+        dataset_chunk_size=5,
+        batch_size=2,
+        max_seq_len=16,
+        commit_every_chunks=3,
+        session_timeout_s=20.0,
+    )
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def start_training(config: TrainingConfig, environment: dict[str, str] | None = None) -> BaseProcess:
+    """Begin a training in a process of its own."""
+    process = _context.Process(target=_train, args=(config, environment or {}))
+    process.start()
+    return process
+
+
+def train_in_process(config: TrainingConfig, environment: dict[str, str] | None = None, timeout_s: float = 120) -> int:
+    """Run a training in a process of its own; returns its exit code, -9 for a killed one."""
+    process = start_training(config, environment)
+    process.join(timeout_s)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise AssertionError(f"training did not end within {timeout_s} s")
+    return process.exitcode
+
+
+def _train(config: TrainingConfig, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    faults.arm()
+    run_training(config)
+
+
+def weights(run_dir: Path) -> dict[str, Tensor]:
+    """The weights of the last commit."""
+    last = RunFolder(run_dir).ledger.last_commit()
+    assert last is not None
+    return load_file(run_dir / "checkpoints" / last.checkpoint_id / "model.safetensors")
+
+
+def assert_learned_exactly(run_dir: Path, times: int = 1) -> None:
+    """Every sample was learned that often: by the weights themselves, and by the audit."""
+    counts = weights(run_dir)["model.counts"]
+    wrong = {index: count for index, count in enumerate(counts.tolist()) if count != times}
+    assert not wrong, f"samples not learned {times} times: {wrong}"
+    audits = prove(RunFolder(run_dir))
+    assert [audit.holds for audit in audits] == [True] * times, audits

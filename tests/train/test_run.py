@@ -1,0 +1,236 @@
+"""One worker from beginning to end: epochs, stops, resumes, refusals."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from pathlib import Path
+
+import orjson
+import pytest
+
+from equipment.hooks import Recorder
+from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store, weights
+from penstock.blocks import ingest
+from penstock.errors import CheckpointError, ConfigError, LedgerMismatch, StorageBusy, TrainError
+from penstock.observe.run_folder import RunFolder
+from penstock.storage import LocalStorage
+from penstock.train.run import run_training
+from penstock.train.stopping import StopRequest
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_an_epoch_ends_when_every_sample_is_learned_once(store: Path, run_dir: Path) -> None:
+    result = run_training(counting_config(store, run_dir))
+    assert (result.reason, result.epoch) == ("epoch", 0)
+    assert_learned_exactly(run_dir)
+
+
+def test_steps_are_the_runs_total_and_a_resume_repeats_nothing(store: Path, run_dir: Path) -> None:
+    first = run_training(counting_config(store, run_dir, steps=10))
+    assert (first.reason, first.total_steps) == ("steps", 10)
+    second = run_training(counting_config(store, run_dir, steps=20))
+    assert (second.reason, second.total_steps) == ("steps", 20)
+    counts = weights(run_dir)["model.counts"]
+    assert counts.max() == 1
+    assert 0 < counts.sum() < SAMPLES
+    assert run_training(counting_config(store, run_dir)).reason == "epoch"
+    assert_learned_exactly(run_dir)
+
+
+def test_steps_stop_in_the_middle_of_a_chunk_and_go_on_there(store: Path, run_dir: Path) -> None:
+    for steps in range(1, 8):
+        assert run_training(counting_config(store, run_dir, steps=steps, dataset_chunk_size=25)).total_steps == steps
+    recorder = Recorder()
+    run_training(counting_config(store, run_dir, dataset_chunk_size=25), [recorder])
+    assert recorder.of("step")[0]["step"] == 8
+    assert_learned_exactly(run_dir)
+
+
+def test_iterate_goes_on_into_the_next_epoch(store: Path, run_dir: Path) -> None:
+    per_epoch = run_training(counting_config(store, run_dir)).total_steps
+    result = run_training(counting_config(store, run_dir, iterate=True, steps=2 * per_epoch))
+    assert (result.reason, result.epoch) == ("steps", 1)
+    assert_learned_exactly(run_dir, times=2)
+
+
+def test_stop_after_epoch_stops_although_iterate_would_go_on(store: Path, run_dir: Path) -> None:
+    result = run_training(counting_config(store, run_dir, iterate=True, stop_after_epoch=True))
+    assert (result.reason, result.epoch) == ("epoch", 0)
+
+
+def test_a_finished_run_has_nothing_left_to_do(store: Path, run_dir: Path) -> None:
+    before = run_training(counting_config(store, run_dir))
+    recorder = Recorder()
+    assert run_training(counting_config(store, run_dir), [recorder]) == before
+    assert not recorder.of("step")
+
+
+def test_a_wish_to_stop_commits_first_and_the_rest_is_learned_later(store: Path, run_dir: Path) -> None:
+    stop = StopRequest()
+    recorder = Recorder().when("step", 5, lambda _: stop.set())
+    result = run_training(counting_config(store, run_dir), [recorder], stop=stop)
+    assert (result.reason, result.total_steps) == ("signal", 5)
+    assert run_training(counting_config(store, run_dir)).reason == "epoch"
+    assert_learned_exactly(run_dir)
+
+
+def test_weights_change_at_every_step(store: Path, run_dir: Path) -> None:
+    seen = []
+    for steps in range(1, 7):
+        run_training(counting_config(store, run_dir, model="tiny", steps=steps))
+        seen.append(weights(run_dir))
+    for before, after in pairwise(seen):
+        assert all(not before[name].equal(after[name]) for name in before)
+
+
+def test_the_loss_falls(store: Path, run_dir: Path) -> None:
+    recorder = Recorder()
+    config = counting_config(store, run_dir, model="tiny", learning_rate=1e-2, iterate=True, steps=120)
+    run_training(config, [recorder])
+    losses = [event["loss"] for event in recorder.of("step")]
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("batch_size", 3), ("seed", 1), ("max_seq_len", 32), ("model", "tiny"), ("learning_rate", 0.5), ("merge", "mean")],
+)
+def test_a_changed_setting_is_refused_by_name_on_resume(
+    store: Path, run_dir: Path, setting: str, value: object
+) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    with pytest.raises(ConfigError, match=f"{setting}: got {value!r}, expected"):
+        run_training(counting_config(store, run_dir, **{setting: value}))
+    run_training(counting_config(store, run_dir))
+    assert_learned_exactly(run_dir)
+
+
+def test_a_changed_chunk_size_is_refused_by_name_on_resume(store: Path, run_dir: Path) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    with pytest.raises(ConfigError, match="dataset_chunk_size: got 6, expected 5"):
+        run_training(counting_config(store, run_dir, dataset_chunk_size=6))
+
+
+def test_other_data_is_refused_on_resume(store: Path, run_dir: Path, tmp_path: Path) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    (tmp_path / "other").mkdir()
+    other = make_store(tmp_path / "other", samples=SAMPLES + 1)
+    with pytest.raises(ConfigError, match="dataset_id: got 'sha256:"):
+        run_training(counting_config(other, run_dir))
+
+
+def test_an_altered_block_is_refused_on_resume(run_dir: Path, tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    run_training(counting_config(store, run_dir, steps=3))
+    manifest = store / "block_manifest.json"
+    block = store / "blocks" / "block_00000.jsonl"
+    block.write_bytes(block.read_bytes().replace(b"sample", b"simple"))
+    from penstock.blocks.manifest import BlockEntry, Manifest  # rewritten as a careless copy tool would
+
+    fields = orjson.loads(manifest.read_bytes())
+    entry = BlockEntry(**{**fields["blocks"][0], "checksum": "sha256:0"})
+    read = Manifest.from_json(manifest.read_bytes(), "test")
+    altered = Manifest(header=read.header, complete=True, blocks=[entry, *read.blocks[1:]])
+    manifest.write_bytes(altered.to_json())
+    with pytest.raises(LedgerMismatch, match="block 0 has changed"):
+        run_training(counting_config(store, run_dir))
+
+
+def test_another_tokenizer_is_refused_on_resume(store: Path, run_dir: Path, tmp_path: Path) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    other = tmp_path / "tokenizer.json"
+    other.write_bytes((run_dir / "tokenizer.json").read_bytes() + b" ")
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        run_training(counting_config(store, run_dir, tokenizer=str(other)))
+
+
+def test_an_empty_data_set_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    ingest(tmp_path / "empty.jsonl", tmp_path / "store")
+    with pytest.raises(ConfigError, match="holds no samples"):
+        run_training(counting_config(tmp_path / "store", run_dir))
+    assert not run_dir.exists()
+
+
+def test_a_store_without_text_is_refused(tmp_path: Path, run_dir: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b'{"pixels": [1, 2]}\n')
+    ingest(tmp_path / "rows.jsonl", tmp_path / "store", no_text=True)
+    with pytest.raises(ConfigError, match="no text column"):
+        run_training(counting_config(tmp_path / "store", run_dir))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("steps", 0), ("batch_size", 0), ("dataset_file", ""), ("workers", 2), ("merge", "median"), ("model", "gigantic")],
+)
+def test_settings_that_cannot_work_are_refused_by_name(store: Path, run_dir: Path, setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        run_training(counting_config(store, run_dir, **{setting: value}))
+
+
+def test_a_run_in_use_is_left_alone(store: Path, run_dir: Path) -> None:
+    with LocalStorage(run_dir).exclusive("run", purpose="training"), pytest.raises(StorageBusy, match="in use"):
+        run_training(counting_config(store, run_dir))
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+    store: Path, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_training(counting_config(store, run_dir, steps=15))
+    last = RunFolder(run_dir).ledger.last_commit()
+    assert last is not None
+    damaged = run_dir / "checkpoints" / last.checkpoint_id / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    with caplog.at_level(logging.WARNING):
+        result = run_training(counting_config(store, run_dir))
+    assert f"checkpoint {last.checkpoint_id}: model.safetensors is damaged" in caplog.text
+    assert result.reason == "epoch"
+    assert_learned_exactly(run_dir)
+
+
+def test_without_a_sound_checkpoint_nothing_is_touched(store: Path, run_dir: Path) -> None:
+    run_training(counting_config(store, run_dir, steps=15))
+    for seal in (run_dir / "checkpoints").glob("*/checkpoint.json"):
+        seal.write_bytes(b"{}")
+    before = RunFolder(run_dir).ledger.commits()
+    with pytest.raises(CheckpointError, match=r"none of the .* commits"):
+        run_training(counting_config(store, run_dir))
+    assert RunFolder(run_dir).ledger.commits() == before
+
+
+def test_a_loss_that_is_not_a_number_stops_and_names_the_samples(store: Path, run_dir: Path) -> None:
+    config = counting_config(store, run_dir, model="tiny", learning_rate=1e30, max_grad_norm=0.0)
+    with pytest.raises(TrainError, match=r"the loss is (nan|inf) on samples \d+ to \d+"):
+        run_training(config)
+
+
+def test_only_the_newest_checkpoints_stay(store: Path, run_dir: Path) -> None:
+    run_training(counting_config(store, run_dir, keep_checkpoints=2))
+    kept = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert kept == [commit.checkpoint_id for commit in RunFolder(run_dir).ledger.commits()[-2:]]
+
+
+def test_metrics_are_kept_over_resumes_and_a_torn_line_is_closed(store: Path, run_dir: Path) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    metrics = run_dir / "metrics.jsonl"
+    with metrics.open("ab") as file:
+        file.write(b'{"event": "st')
+    run_training(counting_config(store, run_dir, steps=6))
+    events = list(RunFolder(run_dir).events())
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
+    assert {event["generation"] for event in events} == {1, 2}
+
+
+def test_split_batches_learn_the_same(store: Path, tmp_path: Path) -> None:
+    whole = counting_config(store, tmp_path / "whole", model="tiny", batch_size=6, steps=5)
+    split = counting_config(store, tmp_path / "split", model="tiny", batch_size=6, steps=5)
+    split.gradient_accumulation_steps = 4
+    run_training(whole)
+    run_training(split)
+    expected, found = weights(tmp_path / "whole"), weights(tmp_path / "split")
+    assert all(found[name].allclose(expected[name], atol=1e-5) for name in expected)
