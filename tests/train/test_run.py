@@ -12,7 +12,7 @@ import pytest
 from equipment.hooks import Recorder
 from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store, weights
 from penstock.blocks import ingest
-from penstock.errors import CheckpointError, ConfigError, LedgerMismatch, StorageBusy, TrainError
+from penstock.errors import CheckpointError, ConfigError, LedgerMismatch, StorageBusy, StorageError, TrainError
 from penstock.observe.run_folder import RunFolder
 from penstock.storage import LocalStorage
 from penstock.train.run import run_training
@@ -224,6 +224,15 @@ def test_metrics_are_kept_over_resumes_and_a_torn_line_is_closed(store: Path, ru
     events = list(RunFolder(run_dir).events())
     assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3, 4, 5, 6]
     assert {event["generation"] for event in events} == {1, 2}
+
+
+def test_a_metrics_file_that_cannot_be_written_is_named(store: Path, run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metrics file /dev/null/x\.jsonl cannot be written"):
+        run_training(counting_config(store, run_dir, log_file="/dev/null/x.jsonl"))
+    with pytest.raises(StorageError, match="metrics file /dev/full cannot be written: No space left"):
+        run_training(counting_config(store, run_dir, log_file="/dev/full"))
+    run_training(counting_config(store, run_dir))
+    assert_learned_exactly(run_dir)
 
 
 def test_split_batches_learn_the_same(store: Path, tmp_path: Path) -> None:

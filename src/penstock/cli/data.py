@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.blocks import BlockStore, IngestProgress, Manifest
+
+_LINE_EVERY_S = 10.0
+"""How often progress is told where there is no terminal to draw a bar on."""
 
 
 class OnBadRow(StrEnum):
@@ -88,12 +92,17 @@ def _ingest_bar(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None] | N
 
     screen = console(stderr=True)
     columns = (BarColumn(), TextColumn("{task.description}"), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
+        said_at = time.monotonic()
 
         def on_progress(progress: IngestProgress) -> None:
+            nonlocal said_at
             told = f"{progress.samples:,} samples in {progress.blocks} blocks"
             bar.update(task, total=progress.bytes_total, completed=progress.bytes_read or 0, description=told)
+            if not screen.is_terminal and time.monotonic() - said_at > _LINE_EVERY_S:
+                said_at = time.monotonic()
+                screen.print(told)
             if progress.state == "resumed":
                 screen.print(f"going on behind the {progress.blocks} blocks that are there")
             elif progress.state == "already complete":
@@ -108,7 +117,8 @@ def _verify(store: BlockStore, *, quiet: bool) -> list[tuple[str, str]]:
     from penstock.blocks import verify_blocks
 
     found = []
-    with Progress(console=console(stderr=True), transient=True, disable=quiet) as bar:
+    screen = console(stderr=True)
+    with Progress(console=screen, transient=True, disable=quiet or not screen.is_terminal) as bar:
         task = bar.add_task("verifying", total=len(store.manifest.blocks))
         for _, damages in verify_blocks(store):
             found += [(damage.file, damage.reason) for damage in damages]

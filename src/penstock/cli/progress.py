@@ -26,7 +26,7 @@ class TrainingProgress:
             TimeRemainingColumn(),
             console=self._screen,
             transient=True,
-            disable=quiet,
+            disable=quiet or not self._screen.is_terminal,
         )
         self._quiet = quiet
         self._task: TaskID | None = None

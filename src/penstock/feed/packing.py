@@ -70,7 +70,7 @@ class PackedWindow:
         """Sequences ``[start, stop)``."""
         length = self.sequence_length
         first, last = start * length, min(stop * length, len(self.ids))
-        ids = self.ids[first:last]
+        ids = self.ids[first:last].astype(np.int64)  # a copy: what a batch's owner does to it stays with the batch
         places = np.arange(first, last)
         document = np.searchsorted(self.offsets, places, side="right") - 1
         begins = np.maximum(self.offsets[document], places - places % length)
@@ -78,7 +78,7 @@ class PackedWindow:
         following = self.ids[first + 1 : last + 1]
         inside = places[: len(following)] + 1 < self.offsets[document[: len(following)] + 1]
         labels[: len(following)][inside] = following[inside]
-        done_before, done = (int(np.searchsorted(self.offsets[1:], place, side="right")) for place in (first, last))
+        done_before, done = (self._samples_done(place) for place in (first, last))
         return Batch(
             input_ids=self._rows(ids, self.pad_id, stop - start),
             labels=self._rows(labels, IGNORED_LABEL, stop - start),
@@ -90,6 +90,10 @@ class PackedWindow:
             stop_offset=stop,
             samples_done=done,
         )
+
+    def _samples_done(self, place: int) -> int:
+        """Documents that end at a place or before it; at the window's start not even an empty one has."""
+        return int(np.searchsorted(self.offsets[1:], place, side="right")) if place else 0
 
     def _rows(self, flat: np.ndarray, fill: int, rows: int) -> np.ndarray:
         missing = rows * self.sequence_length - len(flat)

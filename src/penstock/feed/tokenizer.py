@@ -37,7 +37,9 @@ class Tokenizer:
         self.definition = definition
         try:
             self._engine = tokenizers.Tokenizer.from_str(definition)
-        except Exception as error:  # the engine raises nothing narrower
+        except BaseException as error:  # the engine raises nothing narrower, and its panics are no Exception at all
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             raise ConfigError(
                 f"not a tokenizer.json: {error}: expected a file written by the tokenizers library"
             ) from error
@@ -56,7 +58,8 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        return self._engine.get_vocab_size(with_added_tokens=True)
+        """One more than the highest id, so that every id fits; ids may have gaps."""
+        return max(self._engine.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def fingerprint(self) -> str:
@@ -66,7 +69,10 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text, with the end-of-text id behind it."""
-        encodings = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encodings = self._engine.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the engine raises nothing narrower
+            raise ConfigError(f"the tokenizer cannot encode a text: {error}: name a tokenizer that can") from error
         ids = [encoding.ids for encoding in encodings]
         lengths = np.fromiter((len(document) + 1 for document in ids), dtype=np.int64, count=len(ids))
         offsets = np.zeros(len(ids) + 1, dtype=np.int64)

@@ -73,6 +73,7 @@ class Contribution:
     samples: int
     steps: int
     chunks: int
+    """Chunks of which it has trained some part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ class WorkerStatus:
     pid: int
     state: str
     chunks_committed: int
+    """Chunks of which it has committed some part."""
     samples_committed: int
 
 
@@ -184,7 +186,7 @@ class Ledger(Protocol):
         ...
 
     def record(self, lease: Lease, progress: Progress) -> None:
-        """Note progress inside a leased chunk, so that a commit can hold part of it."""
+        """Note progress inside a leased chunk, so that a commit can hold part of it. Progress never goes back."""
         ...
 
     def complete(self, lease: Lease, progress: Progress) -> None:
@@ -196,7 +198,7 @@ class Ledger(Protocol):
         ...
 
     def pending(self) -> list[Contribution]:
-        """What the live sessions have trained since the last commit, by session id."""
+        """What the live sessions have trained since the last commit, by session id; not those that trained nothing."""
         ...
 
     def commit(self, checkpoint_id: str, digest: str, sessions: Iterable[int]) -> Commit:

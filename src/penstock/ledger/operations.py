@@ -46,6 +46,13 @@ class SqlLedger:
         self._session_timeout_s = session_timeout_s
 
     def open(self) -> None:
+        try:
+            self._open()
+        except LedgerError:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
         if not self._db.exists():
             if self._identity is None:
                 raise LedgerError(f"{self._db.url}: there is no ledger: expected the ledger of a run that has begun")
@@ -139,15 +146,15 @@ class SqlLedger:
             return Session(session_id=session_id, worker=worker, generation=generation)
 
     def heartbeat(self, session: Session) -> float:
-        deadline = self._deadline()
         with self._db.transaction("heartbeat") as tx:
+            deadline = self._deadline()  # read under the lock: waiting for it must not shorten a life
             changed = tx.execute(
                 "UPDATE sessions SET deadline = ?, boot_id = ? WHERE session_id = ? AND state = 'active'",
                 (deadline, self._db.boot_id(), session.session_id),
             ).rowcount
             if not changed:
                 _lost(session.worker)
-        return deadline
+            return deadline
 
     def leave(self, session: Session) -> None:
         with self._db.transaction("leave") as tx:
@@ -225,6 +232,7 @@ class SqlLedger:
         """Sample count of a block, which is registered when it is first needed and must not change afterwards."""
         known = rows.block_samples(tx, block_id)
         if known is not None:
+            self._check_block(tx, block_id)
             return known
         facts = self._required_catalog.facts(block_id)
         if facts is None:
@@ -281,10 +289,8 @@ class SqlLedger:
                 raise LeaseLost(
                     f"{lease.ref} of epoch {lease.epoch} is gone: the run was restored to an earlier commit"
                 )
-            moved = transition(chunk)
-            if moved is not chunk:
-                _require_active(tx, lease.session_id)
-                rows.save_chunk(tx, moved)
+            _require_active(tx, lease.session_id)
+            rows.save_chunk(tx, transition(chunk))
 
     # -- steps and commits ---------------------------------------------------------------------------------------------
 
@@ -311,9 +317,10 @@ class SqlLedger:
             run = rows.run(tx)
             last = rows.last_commit(tx)
             seq = last.seq + 1 if last else 1
-            steps = 0
+            total_steps = run.total_steps
             for session_id in sorted(set(sessions)):
                 _require_active(tx, session_id)
+                steps = 0
                 for chunk in rows.unfinished_chunks(tx, session_id):
                     moved, span = state.commit(chunk, seq)
                     if span is not None:
@@ -321,17 +328,19 @@ class SqlLedger:
                         rows.add_span(tx, span)
                         rows.add_committed_samples(tx, span.epoch, span.stop - span.start)
                         steps += span.steps
-                tx.execute("UPDATE sessions SET steps = 0 WHERE session_id = ?", (session_id,))
+                # A step taken and not yet recorded stays reserved, or the limit could be passed.
+                tx.execute("UPDATE sessions SET steps = max(0, steps - ?) WHERE session_id = ?", (steps, session_id))
+                total_steps += steps
             commit = Commit(
                 seq=seq,
                 checkpoint_id=checkpoint_id,
                 digest=digest,
                 epoch=run.epoch,
-                total_steps=run.total_steps + steps,
+                total_steps=total_steps,
                 next_step=run.next_step,
             )
             rows.add_commit(tx, commit)
-            tx.execute("UPDATE run SET total_steps = ?", (commit.total_steps,))
+            tx.execute("UPDATE run SET total_steps = ?", (total_steps,))
             return commit
 
     # -- reading -------------------------------------------------------------------------------------------------------

@@ -34,8 +34,10 @@ def read_status(tx: sqlite3.Connection) -> LedgerStatus:
 
 def _workers(tx: sqlite3.Connection) -> list[WorkerStatus]:
     found = tx.execute(
-        "SELECT s.session_id, s.worker, s.pid, s.state, count(p.session), coalesce(sum(p.stop - p.start), 0) "
-        "FROM sessions s LEFT JOIN spans p ON p.session = s.session_id GROUP BY s.session_id ORDER BY s.session_id"
+        "SELECT session_id, worker, pid, state, coalesce(chunks, 0), coalesce(samples, 0) "
+        "FROM sessions LEFT JOIN (SELECT session, count(*) AS chunks, sum(samples) AS samples FROM "
+        "(SELECT session, sum(stop - start) AS samples FROM spans GROUP BY session, epoch, block_id, chunk_id) "
+        "GROUP BY session) ON session = session_id ORDER BY session_id"
     )
     return [
         WorkerStatus(

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from penstock.errors import LedgerError
 from penstock.faults import reach
+from penstock.ledger.mounts import network_file_system
 from penstock.ledger.schema import TABLES, VERSION
 
 _APPLICATION_ID = 0x50454E53  # "PENS", so that another program's database is told from ours
 _MAGIC = b"SQLite format 3\x00"
-_BUSY_TIMEOUT_S = 60.0
+_BUSY_TIMEOUT_S = 180.0
+_inherited: list[sqlite3.Connection] = []
 
 
 class SqliteDatabase:
@@ -27,7 +29,7 @@ class SqliteDatabase:
         self.path = Path(path)
         self._local = threading.local()
 
-    def __reduce__(self) -> tuple[type[SqliteDatabase], tuple[str]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return SqliteDatabase, (str(self.path),)
 
     @property
@@ -36,22 +38,26 @@ class SqliteDatabase:
 
     def exists(self) -> bool:
         """Whether there is a ledger; a file that is something else is refused, and left as it is."""
-        if not self.path.exists():
-            return False
+        network = network_file_system(self.path)
+        if network:
+            raise LedgerError(
+                f"{self.path} is on a network file system ({network}), where SQLite's locks do not hold: "
+                "put the run on a local disk"
+            )
         with _translated(self.path):
+            if not self.path.exists():
+                return False
             with self.path.open("rb") as file:
                 head = file.read(len(_MAGIC))
-            if not head:
-                return False  # a creator was killed before its first write
-            if head != _MAGIC:
-                raise LedgerError(
-                    f"{self.path} is not a ledger: it is no SQLite file; move it away or name another run"
-                )
-            connection = self._connection()
+        if not head:
+            return False  # a creator was killed before its first write
+        if head != _MAGIC:
+            raise LedgerError(f"{self.path} is not a ledger: it is no SQLite file; move it away or name another run")
+        with self.reading() as connection:  # one view of it all: somebody may be creating it right now
             found = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
             if found == 0 and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 return False
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
         if found != _APPLICATION_ID:
             raise LedgerError(f"{self.path} is a database of another program: move it away or name another run")
         if version != VERSION:
@@ -87,8 +93,8 @@ class SqliteDatabase:
         with _translated(self.path):
             connection = self._connection()
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 yield connection
                 reach("ledger.before_transaction", operation)
                 connection.execute("COMMIT")
@@ -103,11 +109,12 @@ class SqliteDatabase:
         """One consistent view of all tables."""
         with _translated(self.path):
             connection = self._connection()
-            connection.execute("BEGIN")
             try:
+                connection.execute("BEGIN")
                 yield connection
             finally:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
 
     def close(self) -> None:
         connection = getattr(self._local, "connection", None)
@@ -125,12 +132,22 @@ class SqliteDatabase:
 
     def _connection(self) -> sqlite3.Connection:
         kept = getattr(self._local, "connection", None)
-        if kept is not None and self._local.pid == os.getpid():
-            return kept
-        connection = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        if kept is not None:
+            if self._local.pid == os.getpid():
+                return kept
+            _inherited.append(kept)  # a forked process must not even close its parent's connection
+        options = "?immutable=1" if self._is_archived() else ""
+        connection = sqlite3.connect(
+            self.path.absolute().as_uri() + options, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None
+        )
         self._local.connection = connection
         self._local.pid = os.getpid()
         return connection
+
+    def _is_archived(self) -> bool:
+        """Whether the ledger lies where nobody writes it: SQLite would want to write there even to read it."""
+        folder, log = self.path.absolute().parent, self.path.with_name(self.path.name + "-wal")
+        return self.path.exists() and not os.access(folder, os.W_OK) and not log.exists()
 
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

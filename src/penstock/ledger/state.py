@@ -84,17 +84,26 @@ def lease(chunk: Chunk, session: int, token: int) -> Chunk:
 
 
 def record(chunk: Chunk, session: int, token: int, progress: Progress) -> Chunk:
-    """Note a holder's progress. Idempotent."""
-    if chunk.phase is not Phase.LEASED or (chunk.session, chunk.token) != (session, token):
+    """Note a holder's progress. Idempotent. Never goes back: what weights have learned they cannot unlearn."""
+    if chunk.phase is Phase.OPEN or (chunk.session, chunk.token) != (session, token):
         raise LeaseLost(
             f"{name(chunk)} is no longer held under token {token}: discard what was learned since the commit"
         )
-    if not chunk.committed <= progress.samples <= chunk.samples:
+    if chunk.phase is not Phase.LEASED:
+        raise LedgerError(f"{name(chunk)} is {chunk.phase.name.lower()}: it is complete, there is nothing to record")
+    if not chunk.trained <= progress.samples <= chunk.samples:
         raise LedgerError(
             f"{name(chunk)}: progress of {progress.samples} samples is impossible: "
-            f"expected {chunk.committed} to {chunk.samples}"
+            f"expected {chunk.trained} to {chunk.samples}"
         )
-    return replace(chunk, trained=progress.samples, offset=progress.offset, steps=progress.steps)
+    if progress.offset < chunk.offset or progress.steps < 0:
+        raise LedgerError(
+            f"{name(chunk)}: progress to offset {progress.offset} in {progress.steps} steps is impossible: "
+            f"expected offset {chunk.offset} or more, and no negative steps"
+        )
+    moved = (progress.samples, progress.offset) != (chunk.committed, chunk.committed_offset)
+    # Said again after its commit, its steps are counted already.
+    return replace(chunk, trained=progress.samples, offset=progress.offset, steps=progress.steps if moved else 0)
 
 
 def complete(chunk: Chunk, session: int, token: int, progress: Progress) -> Chunk:

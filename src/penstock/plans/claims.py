@@ -34,7 +34,9 @@ class ClaimsPlan:
         return min(self.chunk_size, block_samples - chunk_id * self.chunk_size)
 
     def after(self, last: ChunkRef | None, block_samples: Callable[[int], int | None]) -> PlannedChunk | None:
-        """The chunk that follows `last`, or the first one; None where the blocks known so far end. O(1).
+        """The chunk that follows `last`, or the first one; None where the blocks known so far end.
+
+        Costs the same anywhere in the data set; only empty blocks, which are passed over, add to it.
 
         Args:
             last: The chunk handed out before.
@@ -42,7 +44,7 @@ class ClaimsPlan:
         """
         block_id, chunk_id = (0, 0) if last is None else (last.block_id, last.chunk_id + 1)
         samples = block_samples(block_id)
-        if samples is not None and chunk_id >= self.chunk_count(samples):
+        while samples is not None and chunk_id >= self.chunk_count(samples):
             block_id, chunk_id = block_id + 1, 0
             samples = block_samples(block_id)
         if samples is None:

@@ -22,6 +22,8 @@ from typing import Any, Protocol
 
 import orjson
 
+from penstock.errors import ConfigError, StorageError
+
 Event = dict[str, Any]
 
 
@@ -50,15 +52,28 @@ class MetricsFile:
     """Appends every event to a JSONL file, a line each, never rewriting what is there."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b", buffering=0)
-        if self._file.tell():
-            self._file.seek(-1, 2)
-            if self._file.read(1) != b"\n":  # a writer was killed in mid-line
-                self._file.write(b"\n")
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b", buffering=0)
+            if self._file.tell():
+                self._file.seek(-1, 2)
+                if self._file.read(1) != b"\n":  # a writer was killed in mid-line
+                    self._file.write(b"\n")
+        except OSError as error:
+            raise ConfigError(
+                f"the metrics file {path} cannot be written: {error.strerror or error}: name another with --log-file"
+            ) from error
 
     def on_event(self, event: Event) -> None:
-        self._file.write(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY))
+        line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+        try:
+            self._file.write(line)
+        except OSError as error:
+            raise StorageError(
+                f"the metrics file {self._path} cannot be written: {error.strerror or error}: "
+                "mend that and run the same command again; the last commit is kept"
+            ) from error
 
     def close(self) -> None:
         self._file.close()

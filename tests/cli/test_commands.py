@@ -1,0 +1,186 @@
+"""The commands as a person or a script meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store
+from penstock.cli.main import app
+from penstock.train.run import run_training
+
+ROOT = Path(__file__).parents[2]
+
+
+def penstock(*arguments: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, as a shell would."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A block store and a run over it, which no test changes."""
+    folder = tmp_path_factory.mktemp("finished")
+    store = make_store(folder)
+    run_training(counting_config(store, folder / "run"))
+    return store, folder / "run"
+
+
+def test_ingest_prints_the_manifest_and_a_second_time_says_it_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    first = penstock("ingest", tmp_path / "a.txt", tmp_path / "store", "--json")
+    told = json.loads(first.stdout)
+    assert (told["total_samples"], told["total_blocks"], told["complete"], told["dataset_name"]) == (2, 1, True, "a")
+    again = penstock("ingest", tmp_path / "a.txt", tmp_path / "store")
+    assert "already complete" in again.stderr
+
+
+def test_an_error_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    missing = penstock("ingest", tmp_path / "nothing.jsonl", tmp_path / "store", check=1)
+    assert missing.stdout == ""
+    assert missing.stderr.splitlines() == [f"error: {tmp_path}/nothing.jsonl: no such file or folder"]
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_bad_row_is_named_and_can_be_skipped(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": \n{"text": "three"}\n')
+    stopped = penstock("ingest", tmp_path / "a.jsonl", tmp_path / "store", check=1)
+    assert "a.jsonl:2: not JSON" in stopped.stderr
+    assert "--on-bad-row skip" in stopped.stderr
+    told = json.loads(
+        penstock("ingest", tmp_path / "a.jsonl", tmp_path / "store", "--on-bad-row", "skip", "--json").stdout
+    )
+    assert (told["total_samples"], told["skipped_count"]) == (2, 1)
+
+
+def test_wrong_usage_is_exit_code_2(tmp_path: Path) -> None:
+    penstock("ingest", "only-one-argument", check=2)
+    penstock("ingest", tmp_path, tmp_path, "--on-bad-row", "perhaps", check=2)
+
+
+def test_inspect_prints_the_manifests_fields_at_top_level(finished: tuple[Path, Path]) -> None:
+    told = json.loads(penstock("inspect", finished[0], "--json").stdout)
+    assert told == json.loads((finished[0] / "block_manifest.json").read_text())
+    assert told["total_samples"] == SAMPLES
+
+
+def test_inspect_verify_names_every_bad_file_and_exits_3(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert "every file is what was written" in penstock("inspect", store, "--verify").stdout
+    block = store / "blocks" / "block_00001.jsonl"
+    block.write_bytes(block.read_bytes()[:-5])
+    (store / "blocks" / "block_00002.idx").unlink()
+    told = penstock("inspect", store, "--verify", check=3)
+    assert "block_00001.jsonl" in told.stderr
+    assert "block_00002.idx" in told.stderr
+    damaged = json.loads(penstock("inspect", store, "--verify", "--json", check=3).stdout)["damaged"]
+    assert [entry["file"] for entry in damaged] == ["blocks/block_00001.jsonl", "blocks/block_00002.idx"]
+
+
+def test_a_folder_that_is_no_store_and_one_that_is_no_run_are_named(tmp_path: Path) -> None:
+    assert "is not a block store" in penstock("inspect", tmp_path, check=1).stderr
+    for command in ("status", "audit", "picture"):
+        assert "holds no run" in penstock(command, tmp_path, check=1).stderr
+
+
+def test_status_tells_where_a_run_stands(finished: tuple[Path, Path]) -> None:
+    told = json.loads(penstock("status", finished[1], "--json").stdout)
+    assert (told["samples_committed"], told["total_samples"], told["epoch"]) == (SAMPLES, SAMPLES, 0)
+    assert told["chunks"] == {"open": 0, "leased": 0, "trained": 0, "committed": 12}
+    assert f"{SAMPLES} of {SAMPLES} samples" in penstock("status", finished[1]).stdout
+
+
+def test_audit_proves_the_epoch(finished: tuple[Path, Path]) -> None:
+    told = json.loads(penstock("audit", finished[1], "--json").stdout)
+    assert told["holds"]
+    assert told["epochs"] == [
+        {
+            "epoch": 0,
+            "samples": SAMPLES,
+            "once": SAMPLES,
+            "missing": 0,
+            "twice": 0,
+            "foreign": 0,
+            "holds": True,
+            "by_worker": {"worker-0": SAMPLES},
+        }
+    ]
+    assert "holds" in penstock("audit", finished[1]).stdout
+
+
+def test_audit_exits_3_where_a_sample_was_learned_twice(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    run_training(counting_config(store, tmp_path / "run"))
+    ledger = sqlite3.connect(tmp_path / "run" / "ledger.sqlite")
+    with ledger:
+        ledger.execute("UPDATE spans SET chunk_id = 1, commit_seq = 99 WHERE block_id = 0 AND chunk_id = 0")
+    ledger.close()
+    told = json.loads(penstock("audit", tmp_path / "run", "--json", check=3).stdout)
+    assert (told["epochs"][0]["missing"], told["epochs"][0]["twice"]) == (5, 5)
+
+
+def test_train_runs_resumes_and_says_why_it_stopped(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    common = ["--dataset-file", store, "--run", tmp_path / "run", "--dataset-chunk-size", 5, "--batch-size", 2]
+    common += ["--max-seq-len", 16, "--vocab-size", 300, "--model", "counting", "--merge", "sum"]
+    arguments = [str(argument) for argument in common]
+    first = penstock("train", *arguments, "--steps", "9")
+    assert "the steps asked for are done; 9 steps in all" in first.stdout
+    second = json.loads(penstock("train", *arguments, "--json").stdout)
+    assert second["reason"] == "epoch"
+    assert_learned_exactly(tmp_path / "run")
+
+
+def test_sigterm_ends_a_training_committed_and_with_exit_code_0(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "penstock", "train", "--dataset-file", str(store), "--run", str(run_dir)]
+    command += ["--dataset-chunk-size", "5", "--vocab-size", "300", "--max-seq-len", "16", "--iterate"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    metrics = run_dir / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and b'"commit"' in metrics.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "asked to stop; committed first" in output
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    assert (last["event"], last["reason"]) == ("run_stopped", "signal")
+
+
+def test_help_names_every_command_and_every_command_has_help() -> None:
+    runner = CliRunner()
+    overview = runner.invoke(app, ["--help"]).output
+    for command in ("ingest", "inspect", "train", "status", "audit", "picture", "demo"):
+        assert command in overview
+        assert runner.invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    shown = re.findall(r"^\$ penstock (\w+)(.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) >= 5
+    for command, rest in shown:
+        known = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+        for option in re.findall(r"--[\w-]+", rest.split("#")[0]):
+            assert option in known, f"penstock {command} has no {option}"
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^\$ make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE):
+        assert f"\n{target}:" in targets

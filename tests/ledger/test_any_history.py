@@ -1,0 +1,307 @@
+"""Any history of joins, claims, deaths, commits and restores: the ledger's word is what the weights have learned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ledger.clocked import SqliteStage
+from ledger.model import SEQUENCES, Held, Model, Worker
+from ledger.stage import CHUNK_SIZE, TIMEOUT_S, seen
+from penstock.errors import LeaseLost, LedgerError
+from penstock.ledger import Progress, Wait, audit_epoch
+
+BLOCKS = (5, 1, 4)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Drives a SQLite ledger and the model side by side. Workers draw lots by index, so that examples shrink well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.stage = SqliteStage(Path(self.folder.name, "ledger.sqlite"))
+        self.model = Model(self.stage.catalog, self.stage.clock)
+        self.ledger = self.stage.unopened()
+        self.names = 0
+
+    @initialize(missing=st.integers(0, len(BLOCKS)), workers=st.integers(1, 3))
+    def begin(self, missing: int, workers: int) -> None:
+        self.stage.catalog.sizes = list(BLOCKS[: len(BLOCKS) - missing])
+        self.stage.catalog.complete = not missing
+        self.ledger.open()
+        for _ in range(workers):
+            self.join()
+
+    # -- the world -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.stage.catalog.complete)
+    @rule()
+    def a_block_arrives(self) -> None:
+        sizes = self.stage.catalog.sizes
+        if len(sizes) < len(BLOCKS):
+            sizes.append(BLOCKS[len(sizes)])
+        else:
+            self.stage.catalog.complete = True
+
+    @rule(seconds=st.sampled_from([1.0, TIMEOUT_S / 2, TIMEOUT_S, -TIMEOUT_S / 4]))
+    def time_passes(self, seconds: float) -> None:
+        self.stage.clock.now += seconds
+
+    @rule()
+    def the_ledger_is_opened_again(self) -> None:
+        self.ledger.close()
+        self.ledger = self.stage.unopened()
+        self.ledger.open()
+
+    # -- workers -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.model.living) < 4)
+    @rule()
+    def join(self) -> None:
+        self.model.join(self.ledger.join("worker", generation=self.model.generation))
+
+    @precondition(lambda self: self.model.living)
+    @rule(index=st.integers(0, 3))
+    def heartbeat(self, index: int) -> None:
+        worker = self.one_of_the_living(index)
+        worker.deadline = self.stage.clock.now + TIMEOUT_S
+        worker.boot_id = self.stage.clock.boot_id
+        assert self.ledger.heartbeat(worker.session) == worker.deadline
+
+    @precondition(lambda self: self.model.living)
+    @rule(index=st.integers(0, 3))
+    def leave(self, index: int) -> None:
+        worker = self.one_of_the_living(index)
+        self.ledger.leave(worker.session)
+        self.model.lose(worker)
+
+    @rule(reboot=st.booleans())
+    def fence_silent(self, reboot: bool) -> None:
+        if reboot:
+            self.stage.clock.boot_id += "+"
+        assert self.ledger.fence_silent() == self.model.fence_silent()
+
+    @precondition(lambda self: any(worker.lost for worker in self.model.workers))
+    @rule(data=st.data())
+    def a_lost_worker_acts(self, data: st.DataObject) -> None:
+        lost = data.draw(st.sampled_from([worker for worker in self.model.workers if worker.lost]))
+        before = seen(self.ledger)
+        for act in (self.ledger.heartbeat, self.ledger.claim, lambda session: self.ledger.take_step(session, None)):
+            with pytest.raises(LeaseLost):
+                act(lost.session)
+        with pytest.raises(LeaseLost):
+            self.ledger.commit("late", "digest", [lost.session.session_id])
+        for held in lost.held.values():
+            with pytest.raises(LeaseLost):
+                self.ledger.record(held.lease, _progress(held, held.offset))
+            with pytest.raises(LeaseLost):
+                self.ledger.complete(held.lease, _progress(held, held.lease.samples * SEQUENCES))
+        self.ledger.leave(lost.session)
+        assert seen(self.ledger) == before
+
+    # -- chunks --------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.living)
+    @rule(index=st.integers(0, 3), count=st.integers(1, 3), round_chunks=st.none() | st.integers(1, 5))
+    def claim(self, index: int, count: int, round_chunks: int | None) -> None:
+        worker = self.one_of_the_living(index)
+        claimed = self.ledger.claim(worker.session, count, round_chunks=round_chunks)
+        self.model.fence_silent(but=worker)
+        expected = self.model.answer(count, round_chunks)
+        if isinstance(claimed, list):
+            assert [lease.ref for lease in claimed] == expected
+            for lease in claimed:
+                self.model.lease(worker, lease)
+        else:
+            assert (claimed.reason if isinstance(claimed, Wait) else claimed) == expected
+
+    @precondition(lambda self: any(_unfinished(worker) for worker in self.model.living))
+    @rule(data=st.data(), to_the_end=st.booleans())
+    def learn(self, data: st.DataObject, to_the_end: bool) -> None:
+        worker = data.draw(st.sampled_from([worker for worker in self.model.living if _unfinished(worker)]))
+        held = data.draw(st.sampled_from(_unfinished(worker)))
+        end = held.lease.samples * SEQUENCES
+        if to_the_end:
+            self.finish(worker, held)
+        elif held.offset < end:
+            self.take_step(worker)
+            self.model.learn(worker, held, data.draw(st.integers(held.offset + 1, end)))
+            self.ledger.record(held.lease, _progress(held, held.offset))
+
+    @precondition(lambda self: any(worker.held for worker in self.model.living))
+    @rule(data=st.data())
+    def say_it_again(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from([worker for worker in self.model.living if worker.held]))
+        held = data.draw(st.sampled_from(list(worker.held.values())))
+        before = seen(self.ledger)
+        say = self.ledger.complete if held.complete else self.ledger.record
+        say(held.lease, _progress(held, held.offset))
+        assert seen(self.ledger) == before
+
+    # -- commits -------------------------------------------------------------------------------------------------------
+
+    @rule(chosen=st.sets(st.integers(0, 3)), with_a_lost_one=st.booleans())
+    def commit(self, chosen: set[int], with_a_lost_one: bool) -> None:
+        contributors = [worker for index, worker in enumerate(self.model.living) if index in chosen]
+        lost = [worker.session.session_id for worker in self.model.workers if worker.lost]
+        if with_a_lost_one and lost:
+            before = seen(self.ledger)
+            with pytest.raises(LeaseLost):
+                self.ledger.commit("void", "digest", [*(w.session.session_id for w in contributors), lost[-1]])
+            assert seen(self.ledger) == before
+        self.commit_all(contributors)
+
+    @precondition(lambda self: self.model.commits)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        target = data.draw(st.sampled_from([None, *self.model.commits, *self.model.commits]))
+        self.model.restore(target)
+        assert self.ledger.restore(target) == self.model.generation
+        with pytest.raises(LeaseLost):
+            self.ledger.join("straggler", generation=self.model.generation - 1)
+        self.join()
+
+    @precondition(lambda self: self.model.living)
+    @rule(index=st.integers(0, 3), go_on=st.booleans())
+    def learn_all_there_is(self, index: int, go_on: bool) -> None:
+        """What a worker left alone would do; brings histories to the end of their epochs."""
+        worker = self.one_of_the_living(index)
+        self.model.fence_silent(but=worker)
+        while isinstance(claimed := self.ledger.claim(worker.session, 3), list):
+            for lease in claimed:
+                self.model.lease(worker, lease)
+        for held in _unfinished(worker):
+            self.finish(worker, held)
+        self.commit_all([worker])
+        if go_on:
+            self.advance_epoch(0)
+
+    @rule(behind=st.integers(0, 1))
+    def advance_epoch(self, behind: int) -> None:
+        if not behind and self.model.is_epoch_done():
+            self.model.now.epoch += 1
+            assert self.ledger.advance_epoch(self.model.now.epoch - 1) == self.model.now.epoch
+        else:
+            assert self.ledger.advance_epoch(self.model.now.epoch - behind) == self.model.now.epoch
+
+    @rule()
+    def refuse_what_cannot_be(self) -> None:
+        before = seen(self.ledger)
+        with pytest.raises(LedgerError, match="no commit of checkpoint"):
+            self.ledger.restore("never made")
+        for checkpoint_id in self.model.commits:
+            with pytest.raises(LedgerError, match="is committed already"):
+                self.ledger.commit(checkpoint_id, "digest", [])
+        assert seen(self.ledger) == before
+
+    # -- what always holds ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_spans_are_what_the_weights_have_learned(self) -> None:
+        epochs = range(self.model.now.epoch + 2)
+        spans = {epoch: list(self.ledger.spans(epoch)) for epoch in epochs}
+        told = Counter(
+            (epoch, span.ref.block_id, span.ref.chunk_id * CHUNK_SIZE + place)
+            for epoch in epochs
+            for span in spans[epoch]
+            for place in range(span.start, span.stop)
+        )
+        weights = self.model.now.weights
+        assert told == weights
+        blocks = self.stage.catalog.sizes
+        for epoch in epochs:
+            audit = audit_epoch(epoch, spans[epoch], blocks, CHUNK_SIZE)
+            counts = [weights[epoch, block_id, place] for block_id, size in enumerate(blocks) for place in range(size)]
+            assert (audit.missing, audit.once, audit.twice) == (counts.count(0), counts.count(1), 0)
+            assert audit.foreign == 0
+            assert audit.holds or epoch >= self.model.now.epoch
+
+    @invariant()
+    def the_status_is_where_the_model_stands(self) -> None:
+        status, model = self.ledger.status(), self.model
+        assert (status.generation, status.epoch, status.total_steps) == (
+            model.generation,
+            model.now.epoch,
+            model.now.total_steps,
+        )
+        assert status.samples_committed == sum(
+            count for (epoch, *_), count in model.now.weights.items() if epoch == model.now.epoch
+        )
+        assert status.chunks["committed"] == sum(epoch == model.now.epoch for epoch, _ in model.now.closed)
+        assert status.chunks["leased"] + status.chunks["trained"] == len(model.in_hand)
+        assert [commit.checkpoint_id for commit in self.ledger.commits()] == list(model.commits)
+        assert self.ledger.epoch_done() == model.is_epoch_done()
+
+    @invariant()
+    def pending_is_what_the_living_have_learned(self) -> None:
+        told = {work.session_id: (work.samples, work.steps) for work in self.ledger.pending()}
+        assert told == {
+            worker.session.session_id: (worker.learned.total(), worker.steps)
+            for worker in self.model.living
+            if worker.steps or any(held.complete for held in worker.held.values())
+        }
+
+    def teardown(self) -> None:
+        """Whatever has happened, the run can be resumed and its epoch ends with every sample learned once."""
+        try:
+            self.stage.catalog.sizes[:] = BLOCKS
+            self.stage.catalog.complete = True
+            last = next(reversed(self.model.commits), None)
+            self.model.restore(last)
+            self.ledger.restore(last)
+            self.join()
+            self.learn_all_there_is(0, go_on=False)
+            self.the_spans_are_what_the_weights_have_learned()
+            assert self.ledger.epoch_done()
+            epoch = self.model.now.epoch
+            assert audit_epoch(epoch, self.ledger.spans(epoch), list(BLOCKS), CHUNK_SIZE).holds
+        finally:
+            self.ledger.close()
+            self.folder.cleanup()
+
+    # -- short ways ----------------------------------------------------------------------------------------------------
+
+    def one_of_the_living(self, index: int) -> Worker:
+        return self.model.living[index % len(self.model.living)]
+
+    def take_step(self, worker: Worker) -> None:
+        """Take the last step that a limit allows."""
+        limit = self.model.now.total_steps + sum(each.steps for each in self.model.living) + 1
+        assert self.ledger.take_step(worker.session, limit) == self.model.next_step
+        assert self.ledger.take_step(worker.session, limit) is None
+
+    def finish(self, worker: Worker, held: Held) -> None:
+        end = held.lease.samples * SEQUENCES
+        if held.offset < end:
+            self.take_step(worker)
+            self.model.learn(worker, held, end)
+        self.ledger.complete(held.lease, _progress(held, end))
+        held.complete = True
+
+    def commit_all(self, contributors: list[Worker]) -> None:
+        self.names += 1
+        commit = self.ledger.commit(str(self.names), "digest", [w.session.session_id for w in contributors])
+        self.model.commit(str(self.names), contributors)
+        now = self.model.now
+        assert (commit.epoch, commit.total_steps, commit.next_step) == (now.epoch, now.total_steps, now.next_step)
+
+
+def _unfinished(worker: Worker) -> list[Held]:
+    return [held for held in worker.held.values() if not held.complete]
+
+
+def _progress(held: Held, offset: int) -> Progress:
+    return Progress(samples=offset // SEQUENCES, offset=offset, steps=held.steps)
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
