@@ -8,6 +8,7 @@ from ledger.stage import IDENTITY, TIMEOUT_S, Catalog, Clock
 from penstock.ledger import Ledger
 from penstock.ledger.operations import SqlLedger
 from penstock.ledger.sqlite import SqliteDatabase
+from penstock.ledger.supply import Supply
 from penstock.plans import ClaimsPlan
 from penstock.types import DatasetIdentity
 
@@ -44,8 +45,7 @@ class SqliteStage:
         return SqlLedger(
             database(str(self.path), self.clock),
             identity=identity,
-            plan=ClaimsPlan(chunk_size=identity.chunk_size) if identity else None,
-            catalog=self.catalog,
+            supply=Supply(ClaimsPlan(chunk_size=identity.chunk_size), self.catalog) if identity else None,
             session_timeout_s=TIMEOUT_S,
         )
 

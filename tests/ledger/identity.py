@@ -44,7 +44,7 @@ class IdentityBehaviour:
 
     def test_chunks_cannot_be_claimed_without_knowing_how_they_are_cut(self, ledger: Ledger, stage: Stage) -> None:
         session = join(ledger)
-        with pytest.raises(LedgerError, match="opened for reading only: open it with an identity to claim"):
+        with pytest.raises(LedgerError, match="opened to read: open it with an identity and a catalog to claim"):
             stage.open(identity=None).claim(session)
         assert len(claim(ledger, session, 9)) == 5
 

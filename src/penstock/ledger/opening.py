@@ -8,6 +8,7 @@ from penstock.errors import ConfigError
 from penstock.ledger.base import BlockCatalog, Ledger
 from penstock.ledger.operations import SqlLedger
 from penstock.ledger.sqlite import SqliteDatabase
+from penstock.ledger.supply import Supply
 from penstock.plans import ClaimsPlan
 from penstock.types import DatasetIdentity
 
@@ -32,9 +33,8 @@ def open_ledger(
         raise ConfigError(f"ledger {text.split('://', maxsplit=1)[0]}:// is not supported: expected a path")
     if session_timeout_s <= 0:
         raise ConfigError(f"session_timeout_s={session_timeout_s} would fence every worker: expected more than 0")
-    plan = ClaimsPlan(chunk_size=identity.chunk_size) if identity else None
-    ledger = SqlLedger(
-        SqliteDatabase(text), identity=identity, plan=plan, catalog=catalog, session_timeout_s=session_timeout_s
-    )
+    supply = Supply(ClaimsPlan(chunk_size=identity.chunk_size), catalog) if identity and catalog else None
+    database = SqliteDatabase(text)
+    ledger = SqlLedger(database, identity=identity, supply=supply, session_timeout_s=session_timeout_s)
     ledger.open()
     return ledger

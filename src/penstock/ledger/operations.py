@@ -9,7 +9,6 @@ from typing import NoReturn
 from penstock.errors import LeaseLost, LedgerError, LedgerMismatch, differences
 from penstock.ledger import rows, state
 from penstock.ledger.base import (
-    BlockCatalog,
     Commit,
     Contribution,
     EpochDone,
@@ -21,7 +20,7 @@ from penstock.ledger.base import (
 from penstock.ledger.report import read_status
 from penstock.ledger.sqlite import SqliteDatabase
 from penstock.ledger.state import Chunk, Progress, Span
-from penstock.plans import ClaimsPlan
+from penstock.ledger.supply import Supply
 from penstock.types import DatasetIdentity
 
 _BLOCKS_POLL_S = 1.0
@@ -35,14 +34,12 @@ class SqlLedger:
         database: SqliteDatabase,
         *,
         identity: DatasetIdentity | None,
-        plan: ClaimsPlan | None,
-        catalog: BlockCatalog | None,
+        supply: Supply | None,
         session_timeout_s: float,
     ) -> None:
         self._db = database
         self._identity = identity
-        self._plan = plan
-        self._catalog = catalog
+        self._given_supply = supply
         self._session_timeout_s = session_timeout_s
 
     def open(self) -> None:
@@ -117,15 +114,19 @@ class SqlLedger:
     def advance_epoch(self, epoch: int) -> int:
         with self._db.transaction("advance_epoch", durable=True) as tx:
             run = rows.run(tx)
-            if run.epoch == epoch and self._is_epoch_done(tx, run.epoch):
+            if run.epoch == epoch and self._supply.is_exhausted(tx, run.epoch):
                 tx.execute("UPDATE run SET epoch = epoch + 1")
                 tx.execute("INSERT INTO epochs VALUES (?, NULL, NULL, 0)", (epoch + 1,))
                 return epoch + 1
             return run.epoch
 
+    def check_blocks(self) -> None:
+        with self._db.reading() as tx:
+            self._supply.check_blocks(tx)
+
     def epoch_done(self) -> bool:
         with self._db.reading() as tx:
-            return self._is_epoch_done(tx, rows.run(tx).epoch)
+            return self._supply.is_exhausted(tx, rows.run(tx).epoch)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class SqlLedger:
                     return self._wait(tx, "round")
             token = run.next_token
             leases = []
-            for chunk in self._next_chunks(tx, run.epoch, count):
+            for chunk in self._supply.next_chunks(tx, run.epoch, count):
                 held = state.lease(chunk, session.session_id, token)
                 token += 1
                 rows.save_chunk(tx, held)
@@ -209,63 +210,9 @@ class SqlLedger:
                 return leases
             if rows.count_in_hand(tx):
                 return self._wait(tx, "others")
-            if self._is_epoch_done(tx, run.epoch):
+            if self._supply.is_exhausted(tx, run.epoch):
                 return EpochDone(epoch=run.epoch)
             return self._wait(tx, "blocks")
-
-    def _next_chunks(self, tx: sqlite3.Connection, epoch: int, count: int) -> Iterator[Chunk]:
-        """Chunks that came back, in order, then those nobody has had."""
-        returned = rows.open_chunks(tx, epoch, count)
-        for chunk in returned:
-            self._check_block(tx, chunk.ref.block_id)
-        yield from returned
-        cursor = rows.epoch_cursor(tx, epoch)
-        for _ in range(count - len(returned)):
-            planned = self._required_plan.after(cursor, lambda block_id: self._block_samples(tx, block_id))
-            if planned is None:
-                return
-            cursor = planned.ref
-            rows.set_epoch_cursor(tx, epoch, cursor)
-            yield Chunk(epoch=epoch, ref=planned.ref, samples=planned.sample_count)
-
-    def _block_samples(self, tx: sqlite3.Connection, block_id: int) -> int | None:
-        """Sample count of a block, which is registered when it is first needed and must not change afterwards."""
-        known = rows.block_samples(tx, block_id)
-        if known is not None:
-            self._check_block(tx, block_id)
-            return known
-        facts = self._required_catalog.facts(block_id)
-        if facts is None:
-            return None
-        tx.execute("INSERT INTO blocks VALUES (?, ?, ?)", (block_id, facts.sample_count, facts.checksum))
-        return facts.sample_count
-
-    def _check_block(self, tx: sqlite3.Connection, block_id: int) -> None:
-        facts = self._required_catalog.facts(block_id)
-        known = tx.execute("SELECT sample_count, checksum FROM blocks WHERE block_id = ?", (block_id,)).fetchone()
-        if facts is None or known != (facts.sample_count, facts.checksum):
-            got = f"{facts.sample_count} samples, {facts.checksum}" if facts else "no such block"
-            raise LedgerMismatch(
-                f"block {block_id} has changed since this run first used it: got {got}, "
-                f"expected {known[0]} samples, {known[1]}: restore the block, or begin a new run"
-            )
-
-    def check_blocks(self) -> None:
-        """Refuse a data set whose blocks, as far as this run has used them, have changed."""
-        with self._db.reading() as tx:
-            for (block_id,) in tx.execute("SELECT block_id FROM blocks ORDER BY block_id").fetchall():
-                self._check_block(tx, block_id)
-
-    def _is_epoch_done(self, tx: sqlite3.Connection, epoch: int) -> bool:
-        total = self._required_catalog.get_total_blocks()
-        if total is None or rows.has_unfinished(tx, epoch):
-            return False
-        cursor = rows.epoch_cursor(tx, epoch)
-        return self._required_plan.after(cursor, lambda block_id: self._known_samples(tx, block_id)) is None
-
-    def _known_samples(self, tx: sqlite3.Connection, block_id: int) -> int | None:
-        facts = self._required_catalog.facts(block_id)
-        return facts.sample_count if facts else rows.block_samples(tx, block_id)
 
     def _wait(self, tx: sqlite3.Connection, reason: str) -> Wait:
         now = self._db.now()
@@ -355,16 +302,12 @@ class SqlLedger:
             return read_status(tx)
 
     @property
-    def _required_plan(self) -> ClaimsPlan:
-        if self._plan is None:
-            raise LedgerError("this ledger was opened for reading only: open it with an identity to claim")
-        return self._plan
-
-    @property
-    def _required_catalog(self) -> BlockCatalog:
-        if self._catalog is None:
-            raise LedgerError("this ledger was opened without a block catalog: open it with one to claim")
-        return self._catalog
+    def _supply(self) -> Supply:
+        if self._given_supply is None:
+            raise LedgerError(
+                "this ledger was opened to read: open it with an identity and a catalog to claim"
+            )
+        return self._given_supply
 
 
 def _lease_of(chunk: Chunk) -> Lease:
