@@ -31,7 +31,6 @@ POINTS: dict[str, str] = {
 }
 
 
-
 class _Armed:
     """What the environment asks for; read once a process, again when a test changes it."""
 

@@ -304,9 +304,7 @@ class SqlLedger:
     @property
     def _supply(self) -> Supply:
         if self._given_supply is None:
-            raise LedgerError(
-                "this ledger was opened to read: open it with an identity and a catalog to claim"
-            )
+            raise LedgerError("this ledger was opened to read: open it with an identity and a catalog to claim")
         return self._given_supply
 
 
