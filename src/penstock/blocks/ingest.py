@@ -17,7 +17,17 @@ from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, DatasetHeader, Ma
 from penstock.blocks.store import read_manifest
 from penstock.blocks.writer import BlockWriter
 from penstock.errors import BadRowError, BlockStoreError, ConfigError, SourceError, differences
-from penstock.sources import BadRow, Cursor, RowBatch, Source, open_source, pick_text_column, text_of, where
+from penstock.sources import (
+    BadRow,
+    Cursor,
+    ReadOptions,
+    RowBatch,
+    Source,
+    open_source,
+    pick_text_column,
+    text_of,
+    where,
+)
 from penstock.storage import LocalStorage, Storage, open_storage
 
 LISTED_SKIPPED_ROWS = 1000
@@ -47,6 +57,8 @@ def ingest(
     text_column: str | None = None,
     no_text: bool = False,
     on_bad_row: OnBadRow = "stop",
+    encoding: str | None = None,
+    whole_files: bool = False,
     dataset_name: str | None = None,
     on_progress: Callable[[IngestProgress], None] | None = None,
 ) -> Manifest:
@@ -61,6 +73,8 @@ def ingest(
         no_text: Store rows of any modality; `get_rows` works on them, `get_chunk` refuses.
         on_bad_row: ``stop`` raises at the first bad row, with all blocks before it kept; ``skip`` counts and lists
             them.
+        encoding: Encoding of text files; UTF-8 where not given.
+        whole_files: Make one sample of each .txt file instead of one of each line.
         dataset_name: Defaults to the source's stem.
         on_progress: Called as the ingest goes.
 
@@ -78,7 +92,9 @@ def ingest(
         raise ConfigError(f"on_bad_row={on_bad_row!r} is unknown: expected 'stop' or 'skip'")
     storage = open_storage(dest)
     if isinstance(source, str | os.PathLike):
-        source = open_source(source, exclude=storage.root if isinstance(storage, LocalStorage) else None)
+        options = ReadOptions(encoding=encoding, whole_files=whole_files)
+        exclude = storage.root if isinstance(storage, LocalStorage) else None
+        source = open_source(source, exclude=exclude, options=options)
     column = None if no_text else _find_text_column(source, text_column)
     header = _header(source, block_size, block_bytes, column, dataset_name)
     with storage.exclusive(PREFIX + "writer", purpose="ingesting"):

@@ -26,15 +26,15 @@ class OnBadRow(StrEnum):
 
 
 def ingest(
-    source: Annotated[
-        str, typer.Argument(help="A file, a folder or a glob: .jsonl, .txt, and text files a sample each.")
-    ],
+    source: Annotated[str, typer.Argument(help="A file, a folder or a glob; the README lists the formats.")],
     dest: Annotated[str, typer.Argument(help="The folder the block store goes to.")],
     block_size: Annotated[int, typer.Option(help="Samples a block.")] = 100_000,
     block_bytes: Annotated[int | None, typer.Option(help="Bytes after which a block closes as well.")] = None,
     text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Store rows of any kind, not for training.")] = False,
     on_bad_row: Annotated[OnBadRow, typer.Option(help="What to do with a row that cannot be used.")] = OnBadRow.stop,
+    encoding: Annotated[str | None, typer.Option(help="Encoding of text files; else UTF-8.")] = None,
+    whole_files: Annotated[bool, typer.Option("--whole-files", help="A .txt file is one sample.")] = False,
     name: Annotated[str | None, typer.Option(help="The data set's name; else the source's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -50,6 +50,8 @@ def ingest(
             text_column=text_column,
             no_text=no_text,
             on_bad_row=on_bad_row.value,
+            encoding=encoding,
+            whole_files=whole_files,
             dataset_name=name,
             on_progress=on_progress,
         )

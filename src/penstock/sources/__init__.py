@@ -11,12 +11,14 @@ writes what comes out of here. One reader a file format; a new format is a new f
 from penstock.sources.base import BadRow, Cursor, RowBatch, Source, where
 from penstock.sources.columns import pick_text_column, text_of
 from penstock.sources.files import FileSource
+from penstock.sources.formats import ReadOptions
 from penstock.sources.opening import open_source
 
 __all__ = [
     "BadRow",
     "Cursor",
     "FileSource",
+    "ReadOptions",
     "RowBatch",
     "Source",
     "open_source",

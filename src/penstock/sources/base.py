@@ -13,6 +13,8 @@ class Cursor:
 
     file: int = 0
     """Which of the source's files, in its order."""
+    member: int = 0
+    """Which member of that file, where it is an archive."""
     offset: int = 0
     """Where to start in that file, in the reader's own unit (bytes for line formats)."""
     row: int = 0

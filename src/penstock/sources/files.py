@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 from penstock.errors import SourceError, StorageError
 from penstock.sources.base import Cursor, RowBatch
-from penstock.sources.jsonl import read_jsonl
-from penstock.sources.text import read_text_file, read_text_lines
+from penstock.sources.formats import FORMATS, ReadOptions, read_file, refuse_unknown
 from penstock.storage import ObjectInfo, Storage
-
-Reader = Callable[[BinaryIO, str, Cursor], Iterator[RowBatch]]
-
-READERS: dict[str, Reader] = {
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
-    ".txt": read_text_lines,
-    ".md": read_text_file,
-    ".py": read_text_file,
-    ".rst": read_text_file,
-}
 
 _PROBE_BYTES = 64 << 10
 
@@ -31,17 +18,22 @@ _PROBE_BYTES = 64 << 10
 class FileSource:
     """Files of one storage, read one after the other in the order given."""
 
-    def __init__(self, *, spec: str, name: str, storage: Storage, keys: Sequence[str]) -> None:
+    def __init__(
+        self, *, spec: str, name: str, storage: Storage, keys: Sequence[str], options: ReadOptions | None = None
+    ) -> None:
         if not keys:
-            raise SourceError(f"{spec}: no files to read: expected one of {', '.join(sorted(READERS))}")
+            raise SourceError(f"{spec}: no files to read: expected one of {', '.join(sorted(FORMATS))}")
         for text in (spec, name, *keys):
             _refuse_unless_utf8(text)
         self._spec = spec
         self._name = name
         self._storage = storage
         self._keys = list(keys)
-        self._readers = [reader_for(key) for key in keys]
+        self._options = options or ReadOptions()
         self._sizes: list[int] | None = None
+        self._open: tuple[int, BinaryIO] | None = None
+        for key in keys:
+            refuse_unknown(key)
 
     @property
     def spec(self) -> str:
@@ -53,7 +45,10 @@ class FileSource:
 
     def revision(self) -> dict[str, Any]:
         """Names, sizes and a digest of each file's first and last bytes: a changed file is a changed source."""
-        return {"kind": "files", "files": [self._probe(key) for key in self._keys]}
+        files = [self._probe(key) for key in self._keys]
+        # Only what differs from the usual is told, so that an option added later changes no identity.
+        chosen = {name: value for name, value in asdict(self._options).items() if value}
+        return {"kind": "files", "files": files, **({"options": chosen} if chosen else {})}
 
     def batches(self, cursor: Cursor) -> Iterator[RowBatch]:
         for index in range(cursor.file, len(self._keys)):
@@ -68,14 +63,18 @@ class FileSource:
     def position_bytes(self, cursor: Cursor) -> int:
         total = self.size_bytes()
         assert self._sizes is not None
-        return min(total, sum(self._sizes[: cursor.file]) + cursor.offset)
+        inside = 0
+        if self._open is not None and self._open[0] == cursor.file and not self._open[1].closed:
+            inside = self._open[1].tell()  # of the file itself, whatever is unpacked from it
+        return min(total, sum(self._sizes[: cursor.file]) + inside)
 
     def _read_file(self, index: int, start: Cursor) -> Iterator[RowBatch]:
         key = self._keys[index]
         to_skip = start.skip
         try:
-            with self._storage.reader(key, start.offset) as file:
-                for batch in self._readers[index](file, key, replace(start, skip=0)):
+            with self._storage.reader(key) as file:
+                self._open = (index, file)
+                for batch in read_file(file, key, replace(start, skip=0), self._options):
                     to_skip = _drop_taken(batch, to_skip)
                     if batch.lines or batch.bad:
                         yield batch
@@ -98,16 +97,6 @@ class FileSource:
         except StorageError as error:
             raise SourceError(f"{self._spec}: {error}") from error
         return {"name": key, "size_bytes": size, "probe": hashlib.sha256(head + tail).hexdigest()}
-
-
-def reader_for(key: str) -> Reader:
-    """The reader for a file by its suffix, or an error that lists what can be read."""
-    suffix = PurePosixPath(key).suffix.lower()
-    if suffix in READERS:
-        return READERS[suffix]
-    raise SourceError(
-        f"{key}: no reader for {suffix or 'a file without suffix'!r}: expected one of {', '.join(sorted(READERS))}"
-    )
 
 
 def _refuse_unless_utf8(name: str) -> None:

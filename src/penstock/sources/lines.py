@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from penstock.sources.base import Cursor
@@ -25,7 +25,7 @@ def line_groups(file: BinaryIO, start: Cursor) -> Iterator[LineGroup]:
     offset, row = start.offset, start.row
     while lines := file.readlines(GROUP_BYTES):
         size = sum(map(len, lines))
-        group = LineGroup(Cursor(file=start.file, offset=offset, row=row), lines)
+        group = LineGroup(replace(start, offset=offset, row=row, skip=0), lines)
         if offset == 0 and lines[0].startswith(_BOM):
             lines[0] = lines[0].removeprefix(_BOM)
             if not lines[0]:

@@ -11,13 +11,17 @@ from pathlib import Path
 
 from penstock.errors import SourceError
 from penstock.sources.base import Source
-from penstock.sources.files import READERS, FileSource
+from penstock.sources.files import FileSource
+from penstock.sources.formats import ReadOptions, can_read
+from penstock.sources.saved import saved_dataset_files
 from penstock.storage import LocalStorage
 
 _log = logging.getLogger(__name__)
 
 
-def open_source(spec: str | os.PathLike[str], *, exclude: Path | None = None) -> Source:
+def open_source(
+    spec: str | os.PathLike[str], *, exclude: Path | None = None, options: ReadOptions | None = None
+) -> Source:
     """Open a file, a folder (recursively, sorted, without hidden and linked folders) or a glob.
 
     `exclude` is a folder never to read from: where the output goes. A single file is what it is, wherever it lies.
@@ -29,14 +33,19 @@ def open_source(spec: str | os.PathLike[str], *, exclude: Path | None = None) ->
     if text.startswith("~/"):
         path = path.expanduser()
     if path.is_file():
-        return FileSource(spec=text, name=_stem(path), storage=LocalStorage(path.parent), keys=[path.name])
+        storage = LocalStorage(path.parent)
+        return FileSource(spec=text, name=_stem(path), storage=storage, keys=[path.name], options=options)
     if path.is_dir():
-        return _from_folder(text, path, _files_below(path), exclude, only_known=True)
+        saved = saved_dataset_files(path)
+        if saved is not None:
+            storage = LocalStorage(path)
+            return FileSource(spec=text, name=_stem(path.resolve()), storage=storage, keys=saved, options=options)
+        return _from_folder(text, path, _files_below(path), exclude, options, only_known=True)
     if glob.has_magic(text):
         root = Path(*_fixed_parts(path))
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute patterns
         if any(file.is_file() for file in found):
-            return _from_folder(text, root, found, exclude, only_known=False)
+            return _from_folder(text, root, found, exclude, options, only_known=False)
         raise SourceError(f"{text}: the pattern matches no file")
     raise SourceError(f"{text}: no such file or folder")
 
@@ -53,7 +62,15 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield Path(inner, name)
 
 
-def _from_folder(spec: str, root: Path, found: Iterable[Path], exclude: Path | None, *, only_known: bool) -> FileSource:
+def _from_folder(
+    spec: str,
+    root: Path,
+    found: Iterable[Path],
+    exclude: Path | None,
+    options: ReadOptions | None,
+    *,
+    only_known: bool,
+) -> FileSource:
     barred = exclude.resolve() if exclude else None
     if barred and root.resolve().is_relative_to(barred):
         raise SourceError(f"{spec} lies inside {exclude}, where the output goes: choose another folder for the output")
@@ -66,14 +83,15 @@ def _from_folder(spec: str, root: Path, found: Iterable[Path], exclude: Path | N
         inside = path.relative_to(root)
         if any(part.startswith(".") for part in inside.parts):
             continue
-        if only_known and path.suffix.lower() not in READERS:
+        if only_known and not can_read(path.name):
             unread[path.suffix or "no suffix"] += 1
             continue
         keys.add(inside.as_posix())
     if unread:
         listed = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(unread.items()))
         _log.warning("%s: left out %s: no reader for these", spec, listed)
-    return FileSource(spec=spec, name=_stem(root.resolve()), storage=LocalStorage(root), keys=sorted(keys))
+    storage = LocalStorage(root)
+    return FileSource(spec=spec, name=_stem(root.resolve()), storage=storage, keys=sorted(keys), options=options)
 
 
 def _fixed_parts(pattern: Path) -> list[str]:

@@ -1,0 +1,34 @@
+"""Folders that Hugging Face `datasets` saved: which files they hold, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from penstock.errors import SourceError
+
+
+def saved_dataset_files(folder: Path) -> list[str] | None:
+    """Arrow files of a data set written by ``save_to_disk``, in its order; None where the folder is none."""
+    splits = folder / "dataset_dict.json"
+    if splits.is_file():
+        names = _read(splits).get("splits", [])
+        if not names:
+            raise SourceError(f"{folder} holds a data set without splits: there is nothing to read")
+        listed = ", ".join(map(str, names))
+        raise SourceError(f"{folder} holds several splits ({listed}): name one, such as {folder}/{names[0]}")
+    state = folder / "state.json"
+    if not (state.is_file() and (folder / "dataset_info.json").is_file()):
+        return None
+    try:
+        return [entry["filename"] for entry in _read(state)["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise SourceError(f"{state} does not list the data set's files: save the data set again") from error
+
+
+def _read(path: Path) -> dict:
+    try:
+        return orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error

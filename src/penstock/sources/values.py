@@ -1,0 +1,49 @@
+"""Values JSON has no word for, in JSON; so that any column survives in a block.
+
+bytes         {"$base64": "..."}          decimal    {"$decimal": "1.10"}
+nan, inf      {"$float": "nan"}           duration   {"$seconds": 1.5}
+date, time, datetime, UUID                ISO 8601 and canonical strings, as orjson writes them
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import math
+from typing import Any
+
+import orjson
+
+_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+def json_line(row: dict[str, Any], *, finite: bool = True) -> bytes:
+    """A row as a block stores it: one JSON object and a newline.
+
+    Args:
+        row: Any values that columns hold.
+        finite: False where a float may be NaN or infinite, which JSON cannot say and orjson would turn into null.
+    """
+    return orjson.dumps(row if finite else _spelled(row), default=_encode, option=_OPTIONS)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"$base64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, decimal.Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, datetime.timedelta):
+        return {"$seconds": value.total_seconds()}
+    raise TypeError(f"no way to write a {type(value).__name__} as JSON")
+
+
+def _spelled(value: Any) -> Any:
+    """The same value with every NaN and infinity as an object that says so."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, dict):
+        return {key: _spelled(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(inner) for inner in value]
+    return value
