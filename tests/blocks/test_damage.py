@@ -115,7 +115,7 @@ def test_reading_what_is_damaged_names_it_and_the_rest_is_read(
     dest: Path, name: str, damage: Callable[[Path], Any]
 ) -> None:
     damage(dest / name)
-    manager = BlockManager(dest, dataset_chunk_size=4)
+    manager = BlockManager(dest, dataset_chunk_size=4, cache_bytes=0, prefetch=False)
     for get in (manager.get_chunk, manager.get_rows):
         with pytest.raises(CorruptBlockError, match=rf"{name}.*penstock inspect --verify"):
             get(1, 0)
@@ -130,7 +130,7 @@ def test_an_io_error_while_reading_names_the_file(dest: Path) -> None:
 
 
 def test_any_flipped_byte_of_a_block_is_seen_by_its_chunk_and_no_other(dest: Path) -> None:
-    manager = BlockManager(dest, dataset_chunk_size=4)
+    manager = BlockManager(dest, dataset_chunk_size=4, cache_bytes=0, prefetch=False)
     path = dest / BLOCK
     sound = path.read_bytes()
     for at in range(len(sound)):
@@ -146,7 +146,7 @@ def test_any_flipped_byte_of_a_block_is_seen_by_its_chunk_and_no_other(dest: Pat
 
 
 def test_any_flipped_bit_of_an_index_gives_the_right_rows_or_an_error(dest: Path) -> None:
-    manager = BlockManager(dest, dataset_chunk_size=4)
+    manager = BlockManager(dest, dataset_chunk_size=4, cache_bytes=0, prefetch=False)
     path = dest / INDEX
     sound = path.read_bytes()
     refused = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 from equipment.processes import pickled, python
 from ledger.clocked import SqliteStage
 from ledger.stage import TIMEOUT_S, claim, learn, learn_all, whole
+from penstock.errors import LedgerError
 from penstock.ledger import Lease, Ledger, Progress, Session
 
 
@@ -100,6 +103,19 @@ def train(ledger: Ledger, folder: Path) -> None:
             learned += _samples(lease, half, lease.samples)
             ledger.complete(lease, whole(lease))
         _commit(ledger, folder, session, learned)
+
+
+def fill(ledger: Ledger, session: Session, limit_bytes: int) -> None:
+    """Claim and complete until no file may grow further; prints how much was completed and what the ledger said."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    completed = 0
+    try:
+        while True:
+            lease = claim(ledger, session)[0]
+            ledger.complete(lease, whole(lease))
+            completed += 1
+    except LedgerError as error:
+        sys.stdout.write(f"{completed}\n{error}\n")
 
 
 def _samples(lease: Lease, start: int, stop: int) -> list[list[int]]:

@@ -105,6 +105,10 @@ class ProgressBehaviour:
         ledger.leave(one)
         lease = claim(ledger, two)[0]
         assert (lease.ref, lease.start, lease.start_offset) == (CHUNKS[0], 0, 0)
+        assert ledger.pending() == []
+        ledger.commit("a", "digest", [two.session_id])
+        assert audit(ledger).once == 0
+        ledger.record(lease, Progress(samples=0, offset=1, steps=1))
 
     def test_its_holder_goes_on_behind_a_committed_part_under_the_same_lease(self, ledger: Ledger) -> None:
         session = join(ledger)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from equipment.faults import run_killed_at
-from ledger.acts import ACTS, Scene, act, command, create, set_scene, train
+from equipment.processes import run
+from ledger.acts import ACTS, Scene, act, command, create, fill, set_scene, train
 from ledger.clocked import SqliteStage
 from ledger.stage import BLOCKS, CHUNK_SIZE, TESTS, audit, join, learn_all
 from penstock.ledger import Ledger
@@ -100,6 +101,24 @@ def test_a_run_killed_again_and_again_learns_every_sample_once(tmp_path: Path, p
         for block_id, size in enumerate(BLOCKS)
         for place in range(size)
     }
+
+
+def test_a_ledger_that_cannot_grow_says_so_and_loses_nothing(tmp_path: Path) -> None:
+    stage = SqliteStage(tmp_path / "ledger.sqlite")
+    stage.catalog.sizes = [400]
+    ledger = stage.open()
+    session = join(ledger)
+    finished = run(command(fill, ledger, session, 200_000), env=ENV)
+    completed, said = finished.output.splitlines()
+    assert said.startswith(f"{stage.path} cannot be used: ")
+    assert said.endswith(": check the folder, its permissions and free space")
+    assert ledger.status().chunks["trained"] == int(completed) > 0
+    learn_all(ledger, session)
+    ledger.leave(session)
+    session = join(ledger)
+    learn_all(ledger, session)
+    ledger.commit("a", "digest", [session.session_id])
+    assert audit(ledger, 0, (400,)).holds
 
 
 def assert_usable(ledger: Ledger) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import orjson
 
 from penstock.blocks.index import read_samples
 from penstock.blocks.journal import Journal
@@ -34,23 +38,55 @@ class BlockStore:
             return blocks[block_id]
         raise BlockStoreError(f"{self.storage.url} has no block {block_id}: its blocks are 0 to {len(blocks) - 1}")
 
+    def refresh(self) -> None:
+        """Look for blocks that have come since; costs one look where none has, nothing where the store is complete."""
+        if self.manifest.complete:
+            return
+        journal = Journal(self.storage)
+        entries = list(self.manifest.blocks)
+        while (marker := journal.marker(len(entries))) is not None:
+            entries.append(marker.entry)
+        if len(entries) > len(self.manifest.blocks):
+            self.manifest = replace(self.manifest, blocks=entries)
+        else:
+            self.manifest = _finished(self.storage) or self.manifest
+
     def lines(self, block_id: int, start: int, stop: int) -> list[bytes]:
         """The stored rows ``[start, stop)`` of a block, as JSON, checked against the index's CRC."""
+        return split_lines(self.samples(block_id, start, stop), self.block(block_id), start, stop)
+
+    def samples(self, block_id: int, start: int, stop: int) -> bytes:
+        """The stored bytes of samples ``[start, stop)`` of a block, a line each, checked against the index's CRC."""
         entry = self.block(block_id)
         if not 0 <= start <= stop <= entry.sample_count:
             raise BlockStoreError(
                 f"samples {start} to {stop} are not in block {block_id}: "
                 f"expected 0 <= start <= stop <= {entry.sample_count}"
             )
-        if start == stop:
-            return []
-        lines = read_samples(self.storage, entry.file, entry.index_file, start, stop).split(b"\n")[:-1]
-        if len(lines) != stop - start:
-            raise CorruptBlockError(
-                f"{entry.index_file} gives {len(lines)} samples for samples {start} to {stop}: "
-                "run `penstock inspect --verify` and ingest again into a new folder"
-            )
-        return lines
+        return read_samples(self.storage, entry.file, entry.index_file, start, stop) if stop > start else b""
+
+
+def parse_lines(data: bytes, entry: BlockEntry, start: int, stop: int) -> list[dict[str, Any]]:
+    """The rows of stored bytes, parsed in one go: inside JSON a newline is always escaped, so lines become an array."""
+    rows = orjson.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
+    if len(rows) != stop - start:
+        _refuse_count(len(rows), entry, start, stop)
+    return rows
+
+
+def split_lines(data: bytes, entry: BlockEntry, start: int, stop: int) -> list[bytes]:
+    """The rows of stored bytes, which must be as many as were asked for."""
+    lines = data.split(b"\n")[:-1]
+    if len(lines) != stop - start:
+        _refuse_count(len(lines), entry, start, stop)
+    return lines
+
+
+def _refuse_count(got: int, entry: BlockEntry, start: int, stop: int) -> NoReturn:
+    raise CorruptBlockError(
+        f"{entry.index_file} gives {got} samples for samples {start} to {stop}: "
+        "run `penstock inspect --verify` and ingest again into a new folder"
+    )
 
 
 def read_manifest(storage: Storage) -> Manifest:

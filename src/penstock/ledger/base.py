@@ -130,7 +130,8 @@ class Ledger(Protocol):
     Durability: `commit`, `restore` and `advance_epoch` survive power loss when they return; the others survive the
     death of any process, and after power loss the run restarts at its last commit anyway.
     Time: the ledger's own clock, never the caller's.
-    Cost: every call but `restore`, `check_blocks`, `spans` and `status` is O(chunks in hand), however many exist.
+    Cost: every call but `restore`, `check_blocks`, `spans`, `commits` and `status` is O(chunks in hand), however many
+    exist.
     Failures: `LeaseLost` to a session that was fenced (its uncommitted work is void); `LedgerMismatch` where the data
     is not the data the ledger belongs to; `LedgerError` otherwise.
     """

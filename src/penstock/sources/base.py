@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from penstock.errors import SourceError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -63,6 +65,14 @@ class RowBatch:
 def where(file_name: str, number: int) -> str:
     """A row's position as a person would look for it; number 0 is the whole file."""
     return f"{file_name}:{number}" if number else file_name
+
+
+def refuse_unless_utf8(name: str) -> None:
+    """Names end up in the manifest, which is JSON: a name that is not UTF-8 cannot be told there."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"{name!r}: the name is not UTF-8: rename it") from None
 
 
 class Source(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
 from penstock.errors import SourceError, StorageError
-from penstock.sources.base import Cursor, RowBatch
+from penstock.sources.base import Cursor, RowBatch, refuse_unless_utf8
 from penstock.sources.formats import FORMATS, ReadOptions, read_file, refuse_unknown
 from penstock.storage import ObjectInfo, Storage
 
@@ -24,7 +24,7 @@ class FileSource:
         if not keys:
             raise SourceError(f"{spec}: no files to read: expected one of {', '.join(sorted(FORMATS))}")
         for text in (spec, name, *keys):
-            _refuse_unless_utf8(text)
+            refuse_unless_utf8(text)
         self._spec = spec
         self._name = name
         self._storage = storage
@@ -97,14 +97,6 @@ class FileSource:
         except StorageError as error:
             raise SourceError(f"{self._spec}: {error}") from error
         return {"name": key, "size_bytes": size, "probe": hashlib.sha256(head + tail).hexdigest()}
-
-
-def _refuse_unless_utf8(name: str) -> None:
-    """Names end up in the manifest, which is JSON: a name that is not UTF-8 cannot be told there."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise SourceError(f"{name!r}: the name is not UTF-8: rename it") from None
 
 
 def _drop_taken(batch: RowBatch, taken: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from penstock.sources.base import Cursor
+from penstock.sources.streams import FAILURES
 
 GROUP_BYTES = 1 << 20
 """How much is read at a time; a longer line is read whole all the same."""
@@ -21,15 +22,40 @@ class LineGroup:
 
 
 def line_groups(file: BinaryIO, start: Cursor) -> Iterator[LineGroup]:
-    """Groups of lines, newline included, from a stream that stands at `start.offset`. A leading BOM is dropped."""
+    """Groups of lines, newline included, from a stream that stands at `start.offset`. A leading BOM is dropped.
+
+    A failure to read comes behind the whole lines before it.
+    """
     offset, row = start.offset, start.row
-    while lines := file.readlines(GROUP_BYTES):
-        size = sum(map(len, lines))
-        group = LineGroup(replace(start, offset=offset, row=row, skip=0), lines)
-        if offset == 0 and lines[0].startswith(_BOM):
-            lines[0] = lines[0].removeprefix(_BOM)
-            if not lines[0]:
-                return  # nothing but a BOM is an empty file, not a blank line
+    while True:
+        group = LineGroup(replace(start, offset=offset, row=row, skip=0), [])
+        try:
+            size = _take(file, group.lines)
+        except FAILURES:
+            if group.lines:
+                yield _without_bom(group)
+            raise
+        if not size:
+            return
         offset += size
-        row += len(lines)
-        yield group
+        row += len(group.lines)
+        yield _without_bom(group)
+
+
+def _take(file: BinaryIO, lines: list[bytes]) -> int:
+    """Append lines until they are enough; return their bytes."""
+    size = 0
+    for line in file:
+        lines.append(line)
+        size += len(line)
+        if size >= GROUP_BYTES:
+            break
+    return size
+
+
+def _without_bom(group: LineGroup) -> LineGroup:
+    if group.start.offset == 0 and group.lines[0].startswith(_BOM):
+        group.lines[0] = group.lines[0].removeprefix(_BOM)
+        if not group.lines[0]:
+            group.lines.clear()  # nothing but a BOM is an empty file, not a blank line
+    return group

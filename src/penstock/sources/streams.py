@@ -7,18 +7,27 @@ import codecs
 import gzip
 import io
 import lzma
+import tarfile
+import zipfile
 import zlib
-from typing import BinaryIO, Protocol
+from collections.abc import Callable
+from typing import Any, BinaryIO, Protocol
 
-from penstock.errors import SourceError
+from penstock.errors import PenstockError, SourceError
 
 BUFFER_BYTES = 1 << 20
 
 CODECS = frozenset({".bz2", ".gz", ".xz", ".zst"})
 """Suffixes of compressed files; what is inside goes by the suffix before."""
 
-DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error)
-"""What reading a damaged or truncated compressed file raises."""
+DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+"""What reading a damaged or truncated file raises."""
+
+FAILURES = (*DAMAGE, PenstockError)
+"""What ends the reading of a file early; a reader hands out the rows it has before it lets one pass."""
+
+_PIECE_BYTES = 1 << 16
+"""How much is unpacked at a time: what comes before a damage is handed out, but for the last piece."""
 
 
 class _Readable(Protocol):
@@ -29,52 +38,107 @@ class _Raw(io.RawIOBase):
     """Anything with `read` as a raw stream, so that Python's own buffered reader can cut it into lines."""
 
     def __init__(self, inner: _Readable) -> None:
-        self._inner = inner
+        self._read = read_some(inner)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        data = self._inner.read(len(buffer))
+        data = self._read(min(len(buffer), _PIECE_BYTES))
         buffer[: len(data)] = data
         return len(data)
+
+
+class _Unpacked:
+    """A bz2 or xz file. Python's own readers take a damaged second stream for the end of the file."""
+
+    def __init__(self, inner: BinaryIO, begin: Callable[[], Any]) -> None:
+        self._inner = inner
+        self._begin = begin
+        self._decompressor = begin()
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            packed = b""
+            if self._decompressor.eof:
+                packed = self._next_stream()
+                if not packed:
+                    return b""
+                self._decompressor = self._begin()
+            elif self._decompressor.needs_input:
+                packed = self._inner.read(_PIECE_BYTES)
+                if not packed:
+                    raise EOFError("it ends in the middle")
+            data = self._decompressor.decompress(packed, size)
+            if data:
+                return data
+
+    def _next_stream(self) -> bytes:
+        """The beginning of the next stream, behind padding; nothing where there is none."""
+        packed = self._decompressor.unused_data.lstrip(b"\0")
+        while not packed:
+            more = self._inner.read(_PIECE_BYTES)
+            if not more:
+                break
+            packed = more.lstrip(b"\0")
+        return packed
 
 
 class _Transcoded:
     """A stream of another encoding, as UTF-8."""
 
     def __init__(self, inner: BinaryIO, encoding: str) -> None:
-        self._inner = inner
+        self._read = read_some(inner)
         self._decoder = codecs.getincrementaldecoder(encoding)("strict")
         self._encoding = encoding
-        self._left = b""
+        self._left = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
         while not self._left:
-            data = self._inner.read(BUFFER_BYTES)
+            data = self._read(_PIECE_BYTES)
             try:
-                self._left = self._decoder.decode(data, final=not data).encode("utf-8")
+                self._left = memoryview(self._decoder.decode(data, final=not data).encode("utf-8"))
             except UnicodeError as error:
-                raise SourceError(f"not {self._encoding}: {error}: name its encoding with --encoding") from error
+                reason = getattr(error, "reason", error)
+                raise SourceError(f"not {self._encoding}: {reason}: name its encoding with --encoding") from error
             if not data:
                 break
         piece, self._left = self._left[:size], self._left[size:]
-        return piece
+        return bytes(piece)
+
+
+def read_some(file: _Readable) -> Callable[[int], bytes]:
+    """A way to read what is there, up to a size: one that waits for all of it loses what came before a failure."""
+    return getattr(file, "read1", file.read)
 
 
 def decompressed(file: BinaryIO, codec: str) -> BinaryIO:
     """What a compressed stream holds; several members one after the other are one stream."""
+    begins = file.read(1)
+    if not begins:
+        raise EOFError(f"it is empty, which no {codec} file is")
+    file = unseekable(_Prefixed(begins, file))
     if codec == ".gz":
-        inner: _Readable = gzip.GzipFile(fileobj=file, mode="rb")
-    elif codec == ".bz2":
-        inner = bz2.BZ2File(file)
-    elif codec == ".xz":
-        inner = lzma.open(file)  # noqa: SIM115 - closes nothing: the file below is its owner's
-    else:
-        import pyarrow
+        return unseekable(gzip.GzipFile(fileobj=file, mode="rb"))
+    if codec == ".bz2":
+        return unseekable(_Unpacked(file, bz2.BZ2Decompressor))
+    if codec == ".xz":
+        return unseekable(_Unpacked(file, lzma.LZMADecompressor))
+    import pyarrow
 
-        inner = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
-    return unseekable(inner)
+    return unseekable(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
+
+
+class _Prefixed:
+    """A stream of which the first bytes were read already."""
+
+    def __init__(self, begins: bytes, inner: BinaryIO) -> None:
+        self._begins = begins
+        self._read = read_some(inner)
+
+    def read(self, size: int, /) -> bytes:
+        begins, self._begins = self._begins, b""
+        return begins or self._read(size)
 
 
 def unseekable(file: _Readable) -> BinaryIO:
@@ -84,10 +148,6 @@ def unseekable(file: _Readable) -> BinaryIO:
 
 def transcoded(file: BinaryIO, encoding: str) -> BinaryIO:
     """A stream as UTF-8, whatever its encoding."""
-    try:
-        codecs.lookup(encoding)
-    except LookupError as error:
-        raise SourceError(f"--encoding {encoding} is unknown: expected a name such as utf-16 or latin-1") from error
     return unseekable(_Transcoded(file, encoding))
 
 

@@ -1,0 +1,80 @@
+"""The last few chunks in memory, bounded in bytes, and the next one on its way."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class ChunkCache:
+    """Chunks' bytes by key, the least recently used dropped first. Safe for threads.
+
+    A chunk asked for by several threads is read once. One that is larger than the budget is read and not kept. An error
+    is told to whoever asked, and the next one who asks reads again.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._reading: dict[Hashable, Future[bytes]] = {}
+        self._background: ThreadPoolExecutor | None = None
+        self.size_bytes = 0
+
+    def get(self, key: Hashable, read: Callable[[], bytes]) -> bytes:
+        """The chunk under `key`, read by `read` where it is not here."""
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None:
+                self._kept.move_to_end(key)
+                return kept
+            future = self._reading.get(key)
+            mine = future is None
+            if future is None:
+                future = self._reading[key] = Future()
+        if mine:
+            self._read(key, read, future)
+        return future.result()
+
+    def prefetch(self, key: Hashable, read: Callable[[], bytes]) -> None:
+        """Begin to read a chunk in the background, unless it is here or on its way. Never raises: `get` will."""
+        with self._lock:
+            if key in self._kept or key in self._reading:
+                return
+            future = self._reading[key] = Future()
+            if self._background is None:
+                self._background = ThreadPoolExecutor(1, thread_name_prefix="penstock prefetch")
+            self._background.submit(self._read, key, read, future)
+
+    def close(self) -> None:
+        """Forget everything and end the background thread."""
+        with self._lock:
+            background, self._background = self._background, None
+            self._kept.clear()
+            self.size_bytes = 0
+        if background is not None:
+            background.shutdown(wait=True)
+
+    def _read(self, key: Hashable, read: Callable[[], bytes], future: Future[bytes]) -> None:
+        try:
+            data = read()
+        except BaseException as error:
+            with self._lock:
+                self._reading.pop(key, None)
+            future.set_exception(error)
+            raise
+        with self._lock:
+            self._reading.pop(key, None)
+            self._keep(key, data)
+        future.set_result(data)
+
+    def _keep(self, key: Hashable, data: bytes) -> None:
+        if len(data) > self._capacity_bytes:
+            return
+        self._kept[key] = data
+        self.size_bytes += len(data)
+        while self.size_bytes > self._capacity_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self.size_bytes -= len(dropped)
