@@ -55,9 +55,11 @@ def counting_config(store: Path, run_dir: Path, **changes: object) -> TrainingCo
     return config
 
 
-def start_training(config: TrainingConfig, environment: dict[str, str] | None = None) -> BaseProcess:
-    """Begin a training in a process of its own."""
-    process = _context.Process(target=_train, args=(config, environment or {}))
+def start_training(
+    config: TrainingConfig, environment: dict[str, str] | None = None, *, group: bool = False
+) -> BaseProcess:
+    """Begin a training in a process of its own; by choice it leads a process group."""
+    process = _context.Process(target=_train, args=(config, environment or {}, group))
     process.start()
     return process
 
@@ -73,7 +75,9 @@ def train_in_process(config: TrainingConfig, environment: dict[str, str] | None 
     return process.exitcode
 
 
-def _train(config: TrainingConfig, environment: dict[str, str]) -> None:
+def _train(config: TrainingConfig, environment: dict[str, str], group: bool) -> None:
+    if group:
+        os.setpgid(0, 0)
     os.environ.update(environment)
     faults.arm()
     run_training(config)

@@ -66,6 +66,48 @@ class TestSqliteLedger(LedgerSuite):
         assert (finished.returncode, finished.output) == (0, "child 1\nparent 2\n")
         assert [worker.worker for worker in ledger.status().workers] == ["parent", "before", "child", "after"]
 
+    def test_opening_it_a_second_time_leaves_the_locks_of_the_first(self, ledger: Ledger, stage: SqliteStage) -> None:
+        """Closing any descriptor of a file drops every lock of the process on it; SQLite alone may open it."""
+        join(ledger, "first")
+        inode = f":{stage.path.stat().st_ino} "
+        held = [line for line in Path("/proc/locks").read_text().splitlines() if inode in line + " "]
+        assert held, "SQLite holds no lock that could be lost"
+        stage.open().status()
+        after = [line for line in Path("/proc/locks").read_text().splitlines() if inode in line + " "]
+        assert len(after) >= len(held)
+
+    def test_a_ledger_that_another_thread_has_open_is_refused_in_a_forked_process(self, stage: SqliteStage) -> None:
+        stage.open()
+        finished = run(python(FORK_BESIDE_A_THREAD, pickled(stage.unopened())), env={"PYTHONPATH": str(TESTS)})
+        assert finished.returncode == 0, finished.output
+        assert "was in use when this process was forked" in finished.output
+        assert finished.output.splitlines()[-1] == "parent goes on"
+
+
+FORK_BESIDE_A_THREAD = """
+import os, pickle, sys, threading
+from ledger.stage import join
+ledger = pickle.loads(bytes.fromhex(sys.argv[1]))
+opened, done = threading.Event(), threading.Event()
+def work():
+    join(ledger, "thread")
+    opened.set()
+    done.wait(30)
+thread = threading.Thread(target=work)
+thread.start()
+opened.wait(30)
+if not os.fork():
+    try:
+        ledger.status()
+    except Exception as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+done.set()
+thread.join()
+ledger.status()
+print("parent goes on")
+"""
 
 FORK = """
 import os, pickle, sys

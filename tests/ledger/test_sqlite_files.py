@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         f"has schema version {VERSION + 1}, expected {VERSION}: .* use that one for this run",
     ),
     "an older version's": (_older, f"has schema version {VERSION - 1}, expected {VERSION}"),
-    "only its magic": (_only_its_magic, r"is damaged \(.*\): restore it from a copy, or begin a new run"),
+    "only its magic": (_only_its_magic, "is not a ledger: it is no SQLite file"),
     "cut in the first page": (_cut_in_the_first_page, "is damaged"),
     "cut in half": (_cut_in_half, "is damaged"),
     "overwritten": (_overwritten, "is damaged"),

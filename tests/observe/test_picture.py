@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from equipment.training import counting_config, make_store
+from penstock.errors import StorageError
 from penstock.observe.drawing import ChunkCell, LossPoint, Picture
 from penstock.observe.picture import draw_run
 from penstock.observe.run_folder import RunFolder
@@ -40,6 +43,12 @@ def test_a_run_without_steps_is_drawn_too(tmp_path: Path) -> None:
     run_training(counting_config(make_store(tmp_path), tmp_path / "run"))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     assert "no steps yet" in texts(draw_run(RunFolder(tmp_path / "run"), tmp_path / "picture.svg"))
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    run_training(counting_config(make_store(tmp_path), tmp_path / "run", steps=2))
+    with pytest.raises(StorageError, match="the picture .* cannot be written: No such file"):
+        draw_run(RunFolder(tmp_path / "run"), tmp_path / "nowhere" / "picture.svg")
 
 
 def test_very_many_chunks_stay_a_picture_of_one_page() -> None:

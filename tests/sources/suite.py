@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.sources import Cursor, Source, open_source, where
+from penstock.sources import Cursor, Source, columnar, json_values, open_source, where
 from penstock.sources import lines as lines_module
 
 # One suite, many subclasses: that they share their failing examples does no harm.
-examples = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+examples = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ def rows_a_batch(group_bytes: int) -> Iterator[None]:
     """Batches as short as a line, so that a few rows are many batches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "GROUP_BYTES", group_bytes)
+        patch.setattr(json_values, "_READ_BYTES", group_bytes)
+        patch.setattr(columnar, "BATCH_ROWS", {1: 1, 20: 2}.get(group_bytes, columnar.BATCH_ROWS))
         yield
 
 
@@ -82,9 +84,18 @@ class SourceSuite:
         """A file with these rows."""
         raise NotImplementedError
 
-    def position(self, name: str, index: int) -> str:
-        """How an error names the raw row `index` of a file."""
-        return f"{name}:{index + 1}"
+    def positions(self, name: str, rows: list[RawRow]) -> list[str]:
+        """How an error names each of the raw rows of a file."""
+        return [f"{name}:{index + 1}" for index in range(len(rows))]
+
+    def events_of(self, name: str, rows: list[RawRow]) -> list[Event]:
+        """What has to come out of a file with these rows."""
+        positions = self.positions(name, rows)
+        return [
+            Event(position, self.value_of(row, name))
+            for position, row in zip(positions, rows, strict=True)
+            if row.counts
+        ]
 
     @contextmanager
     def source_of(self, files: list[list[RawRow]], newline_at_end: bool) -> Iterator[tuple[str, list[Event]]]:
@@ -94,11 +105,7 @@ class SourceSuite:
             for number, rows in enumerate(files):
                 name = f"{number:03d}{self.suffix}"
                 Path(folder, name).write_bytes(self.file_of(rows, newline_at_end=newline_at_end))
-                expected += [
-                    Event(self.position(name, index), self.value_of(row, name))
-                    for index, row in enumerate(rows)
-                    if row.counts
-                ]
+                expected += self.events_of(name, rows)
             yield folder, expected
 
     def value_of(self, row: RawRow, name: str) -> dict[str, Any] | None:

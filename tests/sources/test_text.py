@@ -39,8 +39,8 @@ class TestWholeFileSource(SourceSuite):
     def file_of(self, rows: list[RawRow], *, newline_at_end: bool) -> bytes:
         return rows[0].raw
 
-    def position(self, name: str, index: int) -> str:
-        return name
+    def positions(self, name: str, rows: list[RawRow]) -> list[str]:
+        return [name] * len(rows)
 
     def value_of(self, row: RawRow, name: str) -> dict[str, Any] | None:
         return {**row.value, "path": name} if row.value is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,8 +146,66 @@ def test_another_tokenizer_is_refused_on_resume(store: Path, run_dir: Path, tmp_
     run_training(counting_config(store, run_dir, steps=3))
     other = tmp_path / "tokenizer.json"
     other.write_bytes((run_dir / "tokenizer.json").read_bytes() + b" ")
-    with pytest.raises(ConfigError, match="another tokenizer"):
+    with pytest.raises(ConfigError, match="begun with other settings: tokenizer_fingerprint: got"):
         run_training(counting_config(store, run_dir, tokenizer=str(other)))
+    run_training(counting_config(store, run_dir))
+    assert_learned_exactly(run_dir)
+
+
+def test_a_lost_tokenizer_can_be_named_again_and_no_other_takes_its_place(
+    store: Path, run_dir: Path, tmp_path: Path
+) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    kept = tmp_path / "kept.json"
+    (run_dir / "tokenizer.json").rename(kept)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"has lost its tokenizer\.json: restore it, or name it with --tokenizer"):
+            run_training(counting_config(store, run_dir))
+    run_training(counting_config(store, run_dir, tokenizer=str(kept)))
+    assert_learned_exactly(run_dir)
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["deleted", "emptied"])
+def test_a_run_that_lost_its_ledger_is_left_as_it_is(
+    store: Path, run_dir: Path, lose: Callable[[Path], object]
+) -> None:
+    run_training(counting_config(store, run_dir, steps=15))
+    before = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    for name in ("ledger.sqlite-wal", "ledger.sqlite-shm"):
+        (run_dir / name).unlink(missing_ok=True)
+    lose(run_dir / "ledger.sqlite")
+    with pytest.raises(ConfigError, match="has checkpoints .* and no ledger that knows them: restore ledger"):
+        run_training(counting_config(store, run_dir))
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == before
+
+
+def test_a_run_that_lost_its_config_is_refused(store: Path, run_dir: Path) -> None:
+    run_training(counting_config(store, run_dir, steps=15))
+    (run_dir / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"has a ledger and no config\.toml: restore it"):
+        run_training(counting_config(store, run_dir, max_seq_len=8))
+
+
+@pytest.mark.parametrize("damage", [b"settings = 3\n", b"[settings]\nmodel = 'tiny'\n", b"\xff", b"[", b""])
+def test_a_damaged_config_is_named(store: Path, run_dir: Path, damage: bytes) -> None:
+    run_training(counting_config(store, run_dir, steps=3))
+    (run_dir / "config.toml").write_bytes(damage)
+    with pytest.raises(ConfigError, match=r"config\.toml is damaged"):
+        run_training(counting_config(store, run_dir))
+    with pytest.raises(ConfigError, match=r"config\.toml (is damaged|cannot be read)"):
+        _ = RunFolder(run_dir).settings
+
+
+def test_a_refused_setting_leaves_no_trace(store: Path, run_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="model='nope' is unknown"):
+        run_training(counting_config(store, run_dir, model="nope"))
+    run_training(counting_config(store, run_dir))
+    assert_learned_exactly(run_dir)
+
+
+def test_the_data_sets_own_folder_is_no_run_folder(store: Path) -> None:
+    with pytest.raises(ConfigError, match="is a data set: name another folder"):
+        run_training(counting_config(store, store))
 
 
 def test_an_empty_data_set_is_refused(tmp_path: Path, run_dir: Path) -> None:
@@ -166,7 +225,20 @@ def test_a_store_without_text_is_refused(tmp_path: Path, run_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("steps", 0), ("batch_size", 0), ("dataset_file", ""), ("workers", 2), ("merge", "median"), ("model", "gigantic")],
+    [
+        ("steps", 0),
+        ("batch_size", 0),
+        ("dataset_file", ""),
+        ("workers", 2),
+        ("merge", "median"),
+        ("model", "gigantic"),
+        ("seed", 10**23),
+        ("learning_rate", float("nan")),
+        ("max_seq_len", 10**12),
+        ("vocab_size", 10**21),
+        ("dataset_chunk_size", 10**23),
+        ("session_timeout_s", 0.0),
+    ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(store: Path, run_dir: Path, setting: str, value: object) -> None:
     with pytest.raises(ConfigError, match=setting):

@@ -97,13 +97,51 @@ def test_a_wish_to_stop_commits_what_all_workers_have_learned(store: Path, tmp_p
     assert_learned_exactly(tmp_path)
 
 
+def test_a_stop_of_the_whole_group_while_workers_start_is_a_clean_one(store: Path, tmp_path: Path) -> None:
+    process = start_training(config(store, tmp_path), group=True)
+    deadline = time.monotonic() + 60
+    while not _children(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid or 0, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 0
+    last = list(RunFolder(tmp_path).events())[-1]
+    assert (last["event"], last["reason"]) == ("run_stopped", "signal")
+    run_training(config(store, tmp_path))
+    assert_learned_exactly(tmp_path)
+
+
+def _children(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+def test_stopped_workers_end_with_their_supervisor_too(store: Path, tmp_path: Path) -> None:
+    process = start_training(config(store, tmp_path, iterate=True))
+    pids: list[int] = []
+    deadline = time.monotonic() + 60
+    while len(pids) < 2 and time.monotonic() < deadline:
+        pids = [event["pid"] for event in _events(tmp_path) if event["event"] == "worker_started"]
+        time.sleep(0.05)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    process.join()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def _events(run_dir: Path) -> list[dict]:
+    return list(RunFolder(run_dir).events()) if (run_dir / "metrics.jsonl").exists() else []
+
+
 def test_workers_end_with_their_supervisor(store: Path, tmp_path: Path) -> None:
     process = start_training(config(store, tmp_path, iterate=True))
     pids: list[int] = []
     deadline = time.monotonic() + 60
     while len(pids) < 2 and time.monotonic() < deadline:
-        if (tmp_path / "metrics.jsonl").exists():
-            pids = [event["pid"] for event in RunFolder(tmp_path).events() if event["event"] == "worker_started"]
+        pids = [event["pid"] for event in _events(tmp_path) if event["event"] == "worker_started"]
         time.sleep(0.05)
     assert len(pids) == 2
     process.kill()

@@ -86,6 +86,15 @@ def test_the_mean_weighs_replicas_and_the_sum_adds_their_changes() -> None:
     assert merge(base, replicas, "sum")["model.w"].tolist() == [2.0, 5.0]
 
 
+def test_the_sum_leaves_optimizer_state_an_average() -> None:
+    base = {"optimizer.0.exp_avg_sq": torch.tensor([1.0])}
+    replicas = [
+        (1.0, {"optimizer.0.exp_avg_sq": torch.tensor([0.3])}),
+        (1.0, {"optimizer.0.exp_avg_sq": torch.tensor([0.5])}),
+    ]
+    assert merge(base, replicas, "sum")["optimizer.0.exp_avg_sq"].item() == pytest.approx(0.4)
+
+
 def test_merging_one_replica_changes_no_bit() -> None:
     subject = trainer()
     base = subject.state()

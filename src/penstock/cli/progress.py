@@ -29,6 +29,7 @@ class TrainingProgress:
             disable=quiet or not self._screen.is_terminal,
         )
         self._quiet = quiet
+        self._gone = False
         self._task: TaskID | None = None
         self._loss: float | None = None
         self._tokens = 0
@@ -41,9 +42,19 @@ class TrainingProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if not self._gone:
+            self._bar.stop()
 
     def on_event(self, event: dict[str, Any]) -> None:
+        """Show an event; where nobody can see it any more, a training goes on all the same."""
+        if self._gone:
+            return
+        try:
+            self._show(event)
+        except OSError:
+            self._gone = True
+
+    def _show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "run_started":
             self._total_samples = event["total_samples"]

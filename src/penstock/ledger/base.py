@@ -97,6 +97,7 @@ class WorkerStatus:
     worker: str
     pid: int
     state: str
+    """active, silent (past its deadline, not yet fenced), ended or fenced."""
     chunks_committed: int
     """Chunks of which it has committed some part."""
     samples_committed: int
@@ -221,6 +222,8 @@ class Ledger(Protocol):
         """What was committed in an epoch, by chunk and position."""
         ...
 
-    def commits(self) -> list[Commit]: ...
+    def commits(self, last: int | None = None) -> list[Commit]:
+        """All commits, or the last few of them, oldest first."""
+        ...
 
     def status(self) -> LedgerStatus: ...

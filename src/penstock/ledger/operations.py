@@ -77,9 +77,9 @@ class SqlLedger:
         with self._db.reading() as tx:
             return rows.last_commit(tx)
 
-    def commits(self) -> list[Commit]:
+    def commits(self, last: int | None = None) -> list[Commit]:
         with self._db.reading() as tx:
-            return rows.commits(tx)
+            return rows.commits(tx, last)
 
     def restore(self, checkpoint_id: str | None) -> int:
         with self._db.transaction("restore", durable=True) as tx:
@@ -299,7 +299,7 @@ class SqlLedger:
 
     def status(self) -> LedgerStatus:
         with self._db.reading() as tx:
-            return read_status(tx)
+            return read_status(tx, self._db.now(), self._db.boot_id())
 
     @property
     def _supply(self) -> Supply:

@@ -9,8 +9,8 @@ from penstock.ledger.base import LedgerStatus, WorkerStatus
 from penstock.ledger.state import Phase
 
 
-def read_status(tx: sqlite3.Connection) -> LedgerStatus:
-    """A summary; counts the chunks of the current epoch."""
+def read_status(tx: sqlite3.Connection, now: float, boot_id: str) -> LedgerStatus:
+    """A summary; counts the chunks of the current epoch. A session past its deadline shows as silent."""
     dataset_id, block_size, chunk_size = tx.execute("SELECT dataset_id, block_size, chunk_size FROM run").fetchone()
     run = rows.run(tx)
     counted = dict(
@@ -28,16 +28,19 @@ def read_status(tx: sqlite3.Connection) -> LedgerStatus:
         samples_committed=samples,
         blocks_seen=tx.execute("SELECT count(*) FROM blocks").fetchone()[0],
         last_commit=rows.last_commit(tx),
-        workers=_workers(tx),
+        workers=_workers(tx, now, boot_id),
     )
 
 
-def _workers(tx: sqlite3.Connection) -> list[WorkerStatus]:
+def _workers(tx: sqlite3.Connection, now: float, boot_id: str) -> list[WorkerStatus]:
     found = tx.execute(
-        "SELECT session_id, worker, pid, state, coalesce(chunks, 0), coalesce(samples, 0) "
+        "SELECT session_id, worker, pid, "
+        "CASE WHEN state = 'active' AND (deadline <= ? OR boot_id != ?) THEN 'silent' ELSE state END, "
+        "coalesce(chunks, 0), coalesce(samples, 0) "
         "FROM sessions LEFT JOIN (SELECT session, count(*) AS chunks, sum(samples) AS samples FROM "
         "(SELECT session, sum(stop - start) AS samples FROM spans GROUP BY session, epoch, block_id, chunk_id) "
-        "GROUP BY session) ON session = session_id ORDER BY session_id"
+        "GROUP BY session) ON session = session_id ORDER BY session_id",
+        (now, boot_id),
     )
     return [
         WorkerStatus(

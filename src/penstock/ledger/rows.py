@@ -108,8 +108,9 @@ def block_samples(tx: sqlite3.Connection, block_id: int) -> int | None:
     return found[0] if found else None
 
 
-def commits(tx: sqlite3.Connection) -> list[Commit]:
-    return [_commit(row) for row in tx.execute(f"SELECT {_COMMIT} FROM commits ORDER BY seq").fetchall()]
+def commits(tx: sqlite3.Connection, last: int | None = None) -> list[Commit]:
+    found = tx.execute(f"SELECT {_COMMIT} FROM commits ORDER BY seq DESC LIMIT ?", (-1 if last is None else last,))
+    return [_commit(row) for row in reversed(found.fetchall())]
 
 
 def last_commit(tx: sqlite3.Connection) -> Commit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -13,13 +14,15 @@ from pathlib import Path
 
 from penstock.errors import LedgerError
 from penstock.faults import reach
+from penstock.ledger import connections
 from penstock.ledger.mounts import network_file_system
 from penstock.ledger.schema import TABLES, VERSION
 
 _APPLICATION_ID = 0x50454E53  # "PENS", so that another program's database is told from ours
-_MAGIC = b"SQLite format 3\x00"
 _BUSY_TIMEOUT_S = 180.0
-_inherited: list[sqlite3.Connection] = []
+_LOG_POLL_S = 0.01
+_SMALLEST_BYTES = 512  # SQLite would take a smaller file for an empty database, and overwrite it
+_NO_DATABASE = "{path} is not a ledger: it is no SQLite file; move it away or name another run"
 
 
 class SqliteDatabase:
@@ -45,14 +48,13 @@ class SqliteDatabase:
                 "put the run on a local disk"
             )
         with _translated(self.path):
-            if not self.path.exists():
-                return False
-            with self.path.open("rb") as file:
-                head = file.read(len(_MAGIC))
-        if not head:
-            return False  # a creator was killed before its first write
-        if head != _MAGIC:
-            raise LedgerError(f"{self.path} is not a ledger: it is no SQLite file; move it away or name another run")
+            if self.path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            size = self.path.stat().st_size if self.path.exists() else 0
+        if size == 0:
+            return False  # nothing yet, or its creator was killed before the first write
+        if size < _SMALLEST_BYTES:
+            raise LedgerError(_NO_DATABASE.format(path=self.path))
         with self.reading() as connection:  # one view of it all: somebody may be creating it right now
             found = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -71,7 +73,7 @@ class SqliteDatabase:
         """Make the tables and the run's row, in one transaction; nothing where another process was faster."""
         with _translated(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection().execute("PRAGMA journal_mode = WAL")
+            self._begin_log()
         with self.transaction("create", durable=True) as connection:
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 return
@@ -81,6 +83,19 @@ class SqliteDatabase:
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, 0, 0, 0, 1, 1)", first_row)
             connection.execute("INSERT INTO epochs VALUES (0, NULL, NULL, 0)")
+        self.fold_log()
+
+    def _begin_log(self) -> None:
+        """Switch to the write-ahead log. Here SQLite does not wait for others who do the same, so this does."""
+        deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._connection().execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(_LOG_POLL_S)
 
     @contextmanager
     def transaction(self, operation: str, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -116,10 +131,15 @@ class SqliteDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
 
+    def fold_log(self) -> None:
+        """Move what the write-ahead log holds into the file itself, as far as nobody else is reading."""
+        with _translated(self.path):
+            self._connection().execute("PRAGMA wal_checkpoint(PASSIVE)")
+
     def close(self) -> None:
         connection = getattr(self._local, "connection", None)
         if connection is not None:
-            connection.close()
+            connections.close(connection)
             self._local.connection = None
 
     def now(self) -> float:
@@ -132,16 +152,11 @@ class SqliteDatabase:
 
     def _connection(self) -> sqlite3.Connection:
         kept = getattr(self._local, "connection", None)
-        if kept is not None:
-            if self._local.pid == os.getpid():
-                return kept
-            _inherited.append(kept)  # a forked process must not even close its parent's connection
+        if kept is not None and connections.is_open(kept):
+            return kept
         options = "?immutable=1" if self._is_archived() else ""
-        connection = sqlite3.connect(
-            self.path.absolute().as_uri() + options, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None
-        )
+        connection = connections.connect(self.path, options=options, timeout_s=_BUSY_TIMEOUT_S)
         self._local.connection = connection
-        self._local.pid = os.getpid()
         return connection
 
     def _is_archived(self) -> bool:
@@ -173,6 +188,10 @@ def _translated(path: Path) -> Iterator[None]:
             ) from error
         raise LedgerError(f"{path} cannot be used: {text}: check the folder, its permissions and free space") from error
     except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            raise LedgerError(
+                f"{path} is not a ledger: it is no SQLite file; move it away or name another run"
+            ) from error
         raise LedgerError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run") from error
     except OSError as error:
         raise LedgerError(f"{path} cannot be used: {error.strerror or error}") from error

@@ -101,9 +101,7 @@ def record(chunk: Chunk, session: int, token: int, progress: Progress) -> Chunk:
             f"{name(chunk)}: progress to offset {progress.offset} in {progress.steps} steps is impossible: "
             f"expected offset {chunk.offset} or more, and no negative steps"
         )
-    moved = (progress.samples, progress.offset) != (chunk.committed, chunk.committed_offset)
-    # Said again after its commit, its steps are counted already.
-    return replace(chunk, trained=progress.samples, offset=progress.offset, steps=progress.steps if moved else 0)
+    return replace(chunk, trained=progress.samples, offset=progress.offset, steps=progress.steps)
 
 
 def complete(chunk: Chunk, session: int, token: int, progress: Progress) -> Chunk:

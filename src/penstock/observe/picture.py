@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.blocks import BlockStore
+from penstock.errors import StorageError
 from penstock.observe.drawing import ChunkCell, LossPoint, Picture
 from penstock.observe.proof import prove
 from penstock.observe.run_folder import RunFolder
@@ -26,7 +27,10 @@ def draw_run(run: RunFolder, target: Path) -> Path:
         lost=history.lost,
         workers=sorted(set(workers.values())),
     )
-    target.write_text(picture.svg(), encoding="utf-8")
+    try:
+        target.write_text(picture.svg(), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"the picture {target} cannot be written: {error.strerror or error}") from error
     return target
 
 

@@ -25,11 +25,16 @@ class RunFolder:
         """The resolved config as it stands in config.toml."""
         file = self.path / "config.toml"
         try:
-            return tomllib.loads(file.read_text(encoding="utf-8"))
+            found = tomllib.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise ConfigError(f"{self.path} holds no run: it has no config.toml; name the folder of a run") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
+        settings, dataset = found.get("settings"), found.get("dataset")
+        whole = isinstance(settings, dict) and {"dataset_file", "model"} <= settings.keys()
+        if not whole or not (isinstance(dataset, dict) and {"name", "total_samples"} <= dataset.keys()):
+            raise ConfigError(f"{file} is damaged: it lacks settings or the data set; restore it")
+        return found
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -52,6 +57,8 @@ class RunFolder:
         with path.open("rb") as file:
             for line in file:
                 try:
-                    yield orjson.loads(line)
+                    event = orjson.loads(line)
                 except orjson.JSONDecodeError:
                     continue
+                if isinstance(event, dict):
+                    yield event

@@ -1,11 +1,12 @@
 """Rows, from wherever they lie.
 
     spec ──► open_source ──► FileSource ──► readers by suffix ──► RowBatch, RowBatch, ...
-    a path, a folder, a glob                 jsonl, text            rows as stored + parsed, with a cursor
+    a path, a folder, a glob            through streams, archives    rows as stored + parsed, with a cursor
 
 A source is an ordered, repeatable sequence of rows: `batches(cursor)` goes on from any `Cursor` it has handed out, so
 that an interrupted ingest continues where it stopped. Below: `storage`, which opens the files. Above: `blocks`, which
-writes what comes out of here. One reader a file format; a new format is a new file here and a line in `files.READERS`.
+writes what comes out of here. One reader a file format; a new format is a new file here and a line in
+`formats.FORMATS`.
 """
 
 from penstock.sources.base import BadRow, Cursor, RowBatch, Source, where

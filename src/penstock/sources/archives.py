@@ -8,11 +8,12 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from types import SimpleNamespace
+from typing import Any, BinaryIO, Self, cast
 
 from penstock.errors import SourceError
 from penstock.sources.base import Cursor, RowBatch, refuse_unless_utf8
-from penstock.sources.streams import BUFFER_BYTES, unseekable
+from penstock.sources.streams import BUFFER_BYTES, read_some, unseekable
 
 ReadMember = Callable[[BinaryIO, str, Cursor], Iterator[RowBatch]]
 """Reads one member, given its bytes, its name and where to start in it."""
@@ -71,22 +72,19 @@ class _Member(tarfile.TarInfo):
     """A tar header. Python takes a missing or damaged one for the end of the archive; only a blank one is."""
 
     @classmethod
-    def fromtarfile(cls, tarfile: tarfile.TarFile) -> tarfile.TarInfo:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
-            return super().fromtarfile(tarfile)
-        except _END_OF_ARCHIVE:
-            raise
-        except _HEADER_ERROR as error:
-            raise EOFError(f"the archive has no end: {error}") from error
-
-
-_END_OF_ARCHIVE = tarfile.EOFHeaderError
-_HEADER_ERROR = tarfile.HeaderError
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf == bytes(tarfile.BLOCKSIZE):
+                raise
+            raise EOFError(f"the archive ends without its end mark: {error}") from error
 
 
 def read_tar(file: BinaryIO, name: str, start: Cursor, members: Members, read: ReadMember) -> Iterator[RowBatch]:
     """Members in the archive's order, in one pass; going on in the middle passes over what comes before."""
-    with tarfile.open(fileobj=file, mode="r|", bufsize=BUFFER_BYTES, tarinfo=_Member) as archive:
+    packed = cast(BinaryIO, SimpleNamespace(read=read_some(file)))
+    with tarfile.open(fileobj=packed, mode="r|", bufsize=BUFFER_BYTES, tarinfo=_Member) as archive:
         number = 0
         while (info := archive.next()) is not None:
             if info.isfile() and members.accepts(info.name) and number >= start.member:
@@ -94,7 +92,7 @@ def read_tar(file: BinaryIO, name: str, start: Cursor, members: Members, read: R
                 assert member is not None
                 yield from read(unseekable(member), f"{name}/{info.name}", _begin(start, number))
             number += 1
-            archive.members.clear()  # it would remember them all
+            cast(Any, archive).members.clear()  # it would remember them all
     while file.read(BUFFER_BYTES):  # what packs the archive has a checksum at its end
         pass
     members.tell_left_out()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from penstock.errors import SourceError, StorageError
 from penstock.sources.base import Cursor, RowBatch, refuse_unless_utf8
-from penstock.sources.formats import FORMATS, ReadOptions, read_file, refuse_unknown
+from penstock.sources.formats import FORMATS, ReadOptions, read_file, reads_about, refuse_unknown
 from penstock.storage import ObjectInfo, Storage
 
 _PROBE_BYTES = 64 << 10
@@ -65,14 +65,17 @@ class FileSource:
         assert self._sizes is not None
         inside = 0
         if self._open is not None and self._open[0] == cursor.file and not self._open[1].closed:
-            inside = self._open[1].tell()  # of the file itself, whatever is unpacked from it
+            # Of the file itself, whatever is unpacked from it.
+            file = self._open[1]
+            inside = min(file.count, self._sizes[cursor.file]) if isinstance(file, _Counted) else file.tell()
         return min(total, sum(self._sizes[: cursor.file]) + inside)
 
     def _read_file(self, index: int, start: Cursor) -> Iterator[RowBatch]:
         key = self._keys[index]
         to_skip = start.skip
         try:
-            with self._storage.reader(key) as file:
+            with self._storage.reader(key) as raw:
+                file = cast(BinaryIO, _Counted(raw)) if reads_about(key) else raw
                 self._open = (index, file)
                 for batch in read_file(file, key, replace(start, skip=0), self._options):
                     to_skip = _drop_taken(batch, to_skip)
@@ -97,6 +100,22 @@ class FileSource:
         except StorageError as error:
             raise SourceError(f"{self._spec}: {error}") from error
         return {"name": key, "size_bytes": size, "probe": hashlib.sha256(head + tail).hexdigest()}
+
+
+class _Counted:
+    """A file read in any order: how much of it was read says more of the progress than the place it stands at."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner = inner
+        self.count = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._inner.read(size)
+        self.count += len(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def _drop_taken(batch: RowBatch, taken: int) -> int:

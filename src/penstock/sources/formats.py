@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import io
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, cast
 
-from penstock.errors import SourceError
-from penstock.sources.archives import is_hidden, read_tar, read_zip
+from penstock.errors import ConfigError, SourceError
+from penstock.sources.archives import Members, read_tar, read_zip
 from penstock.sources.base import Cursor, RowBatch
 from penstock.sources.columnar import read_arrow, read_parquet
 from penstock.sources.delimited import read_csv, read_tsv
@@ -30,9 +29,21 @@ class ReadOptions:
     """What the user says about how files are read; part of a data set's identity."""
 
     encoding: str | None = None
-    """Encoding of text files; UTF-8 where not given."""
+    """Encoding of text files, by any of its names; UTF-8 where not given, and then what is not UTF-8 is a bad row."""
     whole_files: bool = False
     """Whether a .txt file is one sample instead of one a line."""
+
+    def __post_init__(self) -> None:
+        if self.encoding is None:
+            return
+        try:
+            b"".decode(self.encoding)  # knows text encodings only, while the codecs module has others
+            name = codecs.lookup(self.encoding).name
+        except (LookupError, ValueError) as error:
+            raise ConfigError(
+                f"encoding={self.encoding!r} is unknown: expected a name such as utf-16 or latin-1"
+            ) from error
+        object.__setattr__(self, "encoding", None if name == "utf-8" else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +106,23 @@ def refuse_unknown(name: str) -> None:
         )
 
 
+def reads_about(name: str) -> bool:
+    """Whether a file is read in another order than its own."""
+    suffix, codec = suffixes_of(name)
+    return not codec and (suffix == ".zip" or (suffix in FORMATS and FORMATS[suffix].random_access))
+
+
 def read_file(file: BinaryIO, name: str, start: Cursor, options: ReadOptions) -> Iterator[RowBatch]:
     """Rows of one file from a cursor on, given its bytes from the very start."""
     try:
         yield from _read(file, name, start, options)
     except SourceError as error:
-        raise error if str(error).startswith(name) else SourceError(f"{name}: {error}") from error
-    except (*DAMAGE, tarfile.TarError, zipfile.BadZipFile) as error:
+        if name in str(error):
+            raise
+        raise SourceError(f"{name}: {error}") from error
+    except DAMAGE as error:
         raise SourceError(
-            f"{name}: cannot be read to its end: {error or type(error).__name__}: it is damaged"
+            f"{name}: cannot be read to its end: {error or type(error).__name__}: it is damaged or truncated"
         ) from error
 
 
@@ -115,9 +134,9 @@ def _read(file: BinaryIO, name: str, start: Cursor, options: ReadOptions) -> Ite
         stream = _seekable(stream) if suffix == ".zip" else stream
 
         def read_member(member: BinaryIO, inner: str, at: Cursor) -> Iterator[RowBatch]:
-            return _read(member, inner, at, options)
+            return read_file(member, inner, at, options)
 
-        yield from read_archive(stream, name, start, _is_readable_member, read_member)
+        yield from read_archive(stream, name, start, Members(name, _is_readable_member), read_member)
         return
     form = FORMATS[suffix]
     if options.whole_files and form is _LINES:
@@ -132,7 +151,7 @@ def _read(file: BinaryIO, name: str, start: Cursor, options: ReadOptions) -> Ite
 
 
 def _is_readable_member(name: str) -> bool:
-    return not is_hidden(name) and suffixes_of(name)[0] in FORMATS
+    return suffixes_of(name)[0] in FORMATS
 
 
 def _seekable(stream: BinaryIO) -> BinaryIO:

@@ -10,40 +10,40 @@ from typing import BinaryIO
 import orjson
 
 from penstock.errors import SourceError
+from penstock.sources import lines as lines_module
 from penstock.sources.base import BadRow, Cursor, RowBatch, where
-from penstock.sources.streams import advance
+from penstock.sources.streams import FAILURES, advance, read_some
+from penstock.sources.values import json_kind
 
 _READ_BYTES = 1 << 20
-_BATCH_ROWS = 1024
-_GAP = re.compile(rb"[\s,]*")
-_OUTSIDE = re.compile(rb'["{}\[\]]')
-_IN_STRING = re.compile(rb'["\\]')
-_SCALAR = re.compile(rb"[^\s,\]}]+")
+_QUOTE, _BACKSLASH = b'"\\'
+_BOM = b"\xef\xbb\xbf"
+_GAP = re.compile(rb"[\s,]*+")
+_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_BETWEEN_BRACKETS = re.compile(rb'[^{}\[\]"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^{}\[\]"]*+)*+', re.DOTALL)
+_SCALAR = re.compile(rb"[^\s,\[\]{}]++")
+_LINE_BREAK = re.compile(rb"[\r\n]\s*+")
 
 
 def read_json(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]:
-    """Rows of one JSON file; memory is bounded by the largest row, not by the file."""
-    head = file.read(64)
-    opening = len(head) - len(head.removeprefix(b"\xef\xbb\xbf"))
-    opening += len(head[opening:]) - len(head[opening:].lstrip())
-    is_array = head[opening : opening + 1] == b"["
-    first = opening + 1 if is_array else opening
-    at = start.offset or first
-    if file.seekable():
-        file.seek(at)
-        known = b""
-    else:
-        known = head[at:]
-        advance(file, max(0, at - len(head)))
-    values = _Values(file, name, known, at, is_array=is_array)
+    """Rows of one JSON file; memory is bounded by the largest row, not by the file.
+
+    Rows are numbered by their place among the values: a file may be one line, or a row many.
+    """
+    values = _Values(file, name)
+    if start.offset:
+        values.go_on_at(start.offset)
     row = start.row
-    while True:
+    while not values.ended:
         batch = RowBatch(file_name=name, start=replace(start, offset=values.offset, row=row, skip=0))
-        for element in values.take(_BATCH_ROWS):
-            row += 1
-            _take(batch, element, row)
-        if not batch.lines and not batch.bad:
-            return
+        stop = values.offset + lines_module.GROUP_BYTES
+        try:
+            while values.offset < stop and (element := values.next()) is not None:
+                row += 1
+                _take(batch, element, row)
+        except FAILURES:
+            yield batch
+            raise
         yield batch
 
 
@@ -54,58 +54,67 @@ def _take(batch: RowBatch, element: bytes, row: int) -> None:
         reason = f"not JSON: {error}"
     else:
         if type(value) is dict:
+            # A row laid out over several lines becomes one; apart from that it is stored byte for byte. No string
+            # can be touched by that: within one, a line break is written as an escape.
+            batch.lines.append((_LINE_BREAK.sub(b"", element) if b"\n" in element else element) + b"\n")
             batch.values.append(value)
-            # A row laid out over several lines becomes one; any other is stored byte for byte.
-            batch.lines.append(
-                orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE) if b"\n" in element else element + b"\n"
-            )
             batch.numbers.append(row)
             return
-        reason = f"a JSON {type(value).__name__}, expected an object"
+        reason = f"a JSON {json_kind(value)}, expected an object"
     batch.bad.append(BadRow(before=len(batch.lines), position=where(batch.file_name, row), reason=reason))
 
 
 class _Values:
     """Cuts a stream into top-level values in one pass, knowing the byte offset it has come to."""
 
-    def __init__(self, file: BinaryIO, name: str, known: bytes, offset: int, *, is_array: bool) -> None:
+    def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
+        self._read = read_some(file)
         self._name = name
-        self._buffer = known
+        self._buffer = bytearray()
         self._place = 0
-        self._base = offset
-        self._is_array = is_array
-        self._ended = False
+        self._base = 0
+        self.ended = False
+        while len(self._buffer) < len(_BOM) and self._more():
+            pass
+        if self._buffer.startswith(_BOM):
+            self._place = len(_BOM)
+        self._is_array = self._skip_gap() == b"["
+        self._place += self._is_array
 
     @property
     def offset(self) -> int:
         """Where the next value starts, or the gap before it."""
         return self._base + self._place
 
-    def take(self, count: int) -> Iterator[bytes]:
-        for _ in range(count):
-            value = self._next()
-            if value is None:
-                return
-            yield value
+    def go_on_at(self, offset: int) -> None:
+        """Pass over everything before a byte offset."""
+        known = self._base + len(self._buffer)
+        if offset <= known:
+            self._place = offset - self._base
+            return
+        advance(self._file, offset if self._file.seekable() else offset - known)
+        self._buffer.clear()
+        self._base, self._place = offset, 0
 
-    def _next(self) -> bytes | None:
-        if self._ended:
-            return None
+    def next(self) -> bytes | None:
+        """The next value; None at the end."""
         mark = self._skip_gap()
         if not mark:
             if self._is_array:
                 raise SourceError(f"{self._name} ends before its array does: it is truncated")
-            self._ended = True
+            self.ended = True
             return None
         if mark == b"]":
+            if not self._is_array:
+                raise SourceError(f"{self._name}: the ] at byte {self.offset} closes nothing: remove it")
             self._place += 1
-            if not self._is_array or self._skip_gap():
+            if self._skip_gap():
                 raise SourceError(f"{self._name}: something follows its array at byte {self.offset}: expected its end")
-            self._ended = True
+            self.ended = True
             return None
         end = self._nested_end() if mark in b'{["' else self._scalar_end()
-        value = self._buffer[self._place : end]
+        value = bytes(memoryview(self._buffer)[self._place : end])
         self._place = end
         return value
 
@@ -116,30 +125,30 @@ class _Values:
             assert gap is not None
             self._place = gap.end()
             if self._place < len(self._buffer):
-                return self._buffer[self._place : self._place + 1]
+                return bytes(self._buffer[self._place : self._place + 1])
             if not self._more():
                 return b""
 
     def _nested_end(self) -> int:
         """Behind the object, array or string that starts here: brackets are counted, strings passed over."""
-        at = depth = 0  # counted from here, because reading more moves the buffer
-        in_string = False
+        in_string = self._buffer[self._place] == _QUOTE
+        depth, at = 0, int(in_string)  # counted from here, because reading more moves the buffer
         while True:
-            mark = (_IN_STRING if in_string else _OUTSIDE).search(self._buffer, self._place + at)
-            if mark is None or (mark[0] == b"\\" and mark.end() == len(self._buffer)):
-                at = (len(self._buffer) if mark is None else mark.start()) - self._place
+            passed = (_IN_STRING if in_string else _BETWEEN_BRACKETS).match(self._buffer, self._place + at)
+            assert passed is not None
+            at = passed.end() - self._place
+            mark = self._buffer[passed.end()] if passed.end() < len(self._buffer) else _BACKSLASH
+            if mark == _BACKSLASH:  # the end of the buffer, perhaps in the middle of an escape
                 if not self._more():
                     raise SourceError(
                         f"{self._name} ends in the middle of the value at byte {self.offset}: it is truncated"
                     )
                 continue
-            at = mark.end() - self._place
-            if mark[0] == b"\\":
-                at += 1
-            elif mark[0] == b'"':
+            at += 1
+            if mark == _QUOTE:  # a string that goes on behind the buffer begins, or ends
                 in_string = not in_string
             else:
-                depth += 1 if mark[0] in b"{[" else -1
+                depth += 1 if mark in b"{[" else -1
             if depth <= 0 and not in_string:
                 return self._place + at
 
@@ -152,8 +161,9 @@ class _Values:
                 return end
 
     def _more(self) -> bool:
-        data = self._file.read(_READ_BYTES)
+        data = self._read(_READ_BYTES)
         self._base += self._place
-        self._buffer = self._buffer[self._place :] + data
+        del self._buffer[: self._place]
+        self._buffer += data
         self._place = 0
         return bool(data)

@@ -9,6 +9,7 @@ import orjson
 
 from penstock.sources.base import BadRow, Cursor, RowBatch
 from penstock.sources.lines import line_groups
+from penstock.sources.values import json_kind
 
 
 def read_jsonl(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]:
@@ -27,14 +28,10 @@ def read_jsonl(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]:
                     )
                 continue
             if type(value) is not dict:
-                reason = f"a JSON {_kind(value)}, expected an object"
+                reason = f"a JSON {json_kind(value)}, expected an object"
                 batch.bad.append(BadRow(before=len(lines), position=f"{name}:{number}", reason=reason))
                 continue
             values.append(value)
             batch.numbers.append(number)
             lines.append(line if line[:1] == b"{" and line[-2:] == b"}\n" else line.strip() + b"\n")
         yield batch
-
-
-def _kind(value: object) -> str:
-    return {list: "array", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")

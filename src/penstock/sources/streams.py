@@ -84,6 +84,21 @@ class _Unpacked:
         return packed
 
 
+class _NotEmpty:
+    """A compressed file. One of no bytes was cut off, though some readers take it for one of no rows."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._read = read_some(inner)
+        self._began = False
+
+    def read(self, size: int, /) -> bytes:
+        data = self._read(size)
+        if not data and not self._began:
+            raise EOFError("it is empty, which no compressed file is")
+        self._began = True
+        return data
+
+
 class _Transcoded:
     """A stream of another encoding, as UTF-8."""
 
@@ -114,10 +129,7 @@ def read_some(file: _Readable) -> Callable[[int], bytes]:
 
 def decompressed(file: BinaryIO, codec: str) -> BinaryIO:
     """What a compressed stream holds; several members one after the other are one stream."""
-    begins = file.read(1)
-    if not begins:
-        raise EOFError(f"it is empty, which no {codec} file is")
-    file = unseekable(_Prefixed(begins, file))
+    file = unseekable(_NotEmpty(file))
     if codec == ".gz":
         return unseekable(gzip.GzipFile(fileobj=file, mode="rb"))
     if codec == ".bz2":
@@ -127,18 +139,6 @@ def decompressed(file: BinaryIO, codec: str) -> BinaryIO:
     import pyarrow
 
     return unseekable(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
-
-
-class _Prefixed:
-    """A stream of which the first bytes were read already."""
-
-    def __init__(self, begins: bytes, inner: BinaryIO) -> None:
-        self._begins = begins
-        self._read = read_some(inner)
-
-    def read(self, size: int, /) -> bytes:
-        begins, self._begins = self._begins, b""
-        return begins or self._read(size)
 
 
 def unseekable(file: _Readable) -> BinaryIO:

@@ -3,6 +3,8 @@
 bytes         {"$base64": "..."}          decimal    {"$decimal": "1.10"}
 nan, inf      {"$float": "nan"}           duration   {"$seconds": 1.5}
 date, time, datetime, UUID                ISO 8601 and canonical strings, as orjson writes them
+nanoseconds                               the same with nine digits, where the last three are not 000
+map                                       a list of [key, value]
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ def json_line(row: dict[str, Any], *, finite: bool = True) -> bytes:
         finite: False where a float may be NaN or infinite, which JSON cannot say and orjson would turn into null.
     """
     return orjson.dumps(row if finite else _spelled(row), default=_encode, option=_OPTIONS)
+
+
+def json_kind(value: object) -> str:
+    """What JSON calls a value that was parsed."""
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return kinds.get(type(value), "number")
 
 
 def _encode(value: Any) -> Any:

@@ -10,11 +10,24 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOrder:
+    """What a worker is started with; the rest it finds in the run's folder."""
+
+    run_dir: str
+    worker: str
+    workers: int
+    generation: int
+    checkpoint_id: str
+    digest: str
 
 
 class Channel:

@@ -69,7 +69,8 @@ class Checkpoints:
 
     def ids(self) -> list[str]:
         """All checkpoints there are files of, whole or not, in order."""
-        return sorted({info.key.removeprefix(PREFIX).split("/")[0] for info in self._storage.list(PREFIX)})
+        names = {info.key.removeprefix(PREFIX).split("/")[0] for info in self._storage.list(PREFIX)}
+        return sorted(name for name in names if name.isdecimal())
 
     def remove_all_but(self, keep: set[str]) -> None:
         """Remove the others, the seal first, so that a crash leaves no checkpoint that looks whole."""

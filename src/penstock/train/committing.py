@@ -80,5 +80,5 @@ class Committer:
         return None
 
     def _prune(self) -> None:
-        committed = [commit.checkpoint_id for commit in self.ledger.commits()]
-        self.checkpoints.remove_all_but(set(committed[-self.config.keep_checkpoints :]))
+        newest = self.ledger.commits(last=self.config.keep_checkpoints)
+        self.checkpoints.remove_all_but({commit.checkpoint_id for commit in newest})

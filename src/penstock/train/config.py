@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
@@ -13,6 +15,11 @@ from penstock.storage import Storage
 from penstock.types import DatasetIdentity
 
 CONFIG_KEY = "config.toml"
+
+MODELS = ("tiny", "small", "counting")
+"""Models by name; `train.models.build_model` makes them."""
+
+_LARGEST = 2**31 - 1
 
 MAY_CHANGE = frozenset(
     {
@@ -91,17 +98,26 @@ class TrainingConfig:
             "keep_checkpoints": 1,
             "max_seq_len": 2,
             "samples_per_block": 1,
+            "vocab_size": 1,
             "workers": 1,
         }
         for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} cannot work: expected {least} or more")
+            if not least <= getattr(self, name) <= _LARGEST:
+                raise ConfigError(f"{name}={getattr(self, name)} cannot work: expected {least} to {_LARGEST}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed={self.seed} cannot work: expected 0 to 2**63 - 1")
+        if self.model not in MODELS:
+            raise ConfigError(f"model={self.model!r} is unknown: expected one of {', '.join(MODELS)}")
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps={self.steps} trains nothing: expected 1 or more, or none for the whole epoch")
         if not self.dataset_file:
             raise ConfigError("dataset_file is empty: name a block store (--dataset-file)")
-        if self.learning_rate <= 0:
-            raise ConfigError(f"learning_rate={self.learning_rate} learns nothing: expected more than 0")
+        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
+            raise ConfigError(f"learning_rate={self.learning_rate} cannot work: expected a number above 0")
+        if not (self.max_grad_norm >= 0 and math.isfinite(self.max_grad_norm)):
+            raise ConfigError(f"max_grad_norm={self.max_grad_norm} cannot work: expected 0 or more")
+        if not (self.session_timeout_s > 0 and math.isfinite(self.session_timeout_s)):
+            raise ConfigError(f"session_timeout_s={self.session_timeout_s} cannot work: expected seconds above 0")
         if self.merge not in ("mean", "sum"):
             raise ConfigError(f"merge={self.merge!r} is unknown: expected 'mean' or 'sum'")
         if self.workers > 1 and not self.parallel_independent:
@@ -134,8 +150,10 @@ class RunConfig:
         if not storage.exists(CONFIG_KEY):
             return None
         try:
-            return cls(**tomllib.loads(storage.get(CONFIG_KEY).decode()))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+            found = cls(**tomllib.loads(storage.get(CONFIG_KEY).decode()))
+            _ = found.training, found.dataset["dataset_id"], found.dataset["total_samples"]
+            return found
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{storage.url}/{CONFIG_KEY} is damaged: {error}: restore it, or begin a new run"
             ) from error
@@ -150,7 +168,7 @@ class RunConfig:
             )
 
     def _binding(self) -> dict[str, object]:
-        shaping = {field.name for field in fields(TrainingConfig)} - MAY_CHANGE - {"tokenizer", "vocab_size"}
+        shaping = {field.name for field in fields(TrainingConfig)} - MAY_CHANGE - {"tokenizer"}
         return {
             **{name: self.settings.get(name) for name in sorted(shaping)},
             "dataset_id": self.dataset["dataset_id"],
@@ -167,9 +185,12 @@ def resolve(
     fingerprint: str,
     vocab_size: int,
 ) -> RunConfig:
-    """Freeze the settings together with what the data set and the tokenizer turned out to be."""
+    """Freeze the settings together with what the data set and the tokenizer turned out to be; paths become absolute."""
+    settled = replace(config, dataset_file=str(Path(config.dataset_file).resolve()))
+    if config.log_file:
+        settled.log_file = str(Path(config.log_file).resolve())
     return RunConfig(
-        settings=asdict(config),
+        settings=asdict(settled),
         dataset={**identity.as_dict(), "name": name, "total_samples": total_samples},
         tokenizer_fingerprint=fingerprint,
         vocab_size=vocab_size,

@@ -68,7 +68,8 @@ class MetricsFile:
     def on_event(self, event: Event) -> None:
         line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
         try:
-            self._file.write(line)
+            while line:  # a disk that fills up may take part of it
+                line = line[self._file.write(line) or 0 :]
         except OSError as error:
             raise StorageError(
                 f"the metrics file {self._path} cannot be written: {error.strerror or error}: "

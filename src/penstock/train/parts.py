@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -22,18 +21,6 @@ from penstock.train.trainer import State, Trainer
 
 TOKENIZER_KEY = "tokenizer.json"
 REPLICAS_PREFIX = "replicas/"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOrder:
-    """What a worker is started with; the rest it finds in the run's folder."""
-
-    run_dir: str
-    worker: str
-    workers: int
-    generation: int
-    checkpoint_id: str
-    digest: str
 
 
 class RunParts:
@@ -107,6 +94,7 @@ class RunParts:
     def drop_submitted(self) -> None:
         for info in list(self.storage.list(REPLICAS_PREFIX)):
             self.storage.delete(info.key)
+        self.storage.discard_unfinished(REPLICAS_PREFIX)
 
     @staticmethod
     def limit_threads(workers: int) -> None:

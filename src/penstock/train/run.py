@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from penstock.blocks import BlockManager
+from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
 from penstock.feed import Tokenizer, train_tokenizer
-from penstock.ledger import Commit
+from penstock.ledger import Commit, open_ledger
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.alone import CommitAlone
+from penstock.train.checkpoints import Checkpoints
 from penstock.train.committing import Committer, StopReason
 from penstock.train.config import RunConfig, TrainingConfig, resolve
 from penstock.train.events import Events, Hook, MetricsFile
-from penstock.train.parts import TOKENIZER_KEY, RunParts
+from penstock.train.parts import TOKENIZER_KEY, RunParts, ledger_path
 from penstock.train.replica import Replica
 from penstock.train.stopping import SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
@@ -57,6 +59,8 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
     if not blocks.manifest.total_samples:
         raise ConfigError(f"{config.dataset_file} holds no samples: there is nothing to train on")
     storage = open_storage(config.run_dir or Path("runs", header.dataset_name))
+    if storage.exists(MANIFEST_KEY):
+        raise ConfigError(f"the run folder {storage.url} is a data set: name another folder with --run")
     stop = stop or StopRequest()
     with storage.exclusive("run", purpose="training"), SignalsStop(stop):
         storage.discard_unfinished()
@@ -158,10 +162,14 @@ class _Run:
 
 def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storage) -> None:
     """Write the run's config.toml, or check that the run being resumed has the same one where it matters."""
-    before = RunConfig.load(storage)
-    tokenizer = _settle_tokenizer(config, blocks, storage)
+    before = RunConfig.load(storage) if _has_begun(storage) else None
+    definition = _tokenizer_definition(config, blocks, storage, before)
+    try:
+        tokenizer = Tokenizer(definition)
+    except ConfigError as error:
+        raise ConfigError(f"{config.tokenizer or storage.url + '/' + TOKENIZER_KEY}: {error}") from error
     resolved = resolve(
-        replace(config, dataset_file=str(Path(config.dataset_file).resolve())),
+        config,
         identity=blocks.identity(),
         name=blocks.manifest.header.dataset_name,
         total_samples=blocks.manifest.total_samples,
@@ -170,34 +178,44 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
     )
     if before is not None:
         resolved.refuse_changes(before, storage.url)
+    storage.put(TOKENIZER_KEY, definition.encode())
     resolved.save(storage)
 
 
-def _settle_tokenizer(config: TrainingConfig, blocks: BlockManager, storage: Storage) -> Tokenizer:
-    """The run's own copy of its tokenizer: the one it has, the one the user names, or one trained on the data."""
+def _has_begun(storage: Storage) -> bool:
+    """Whether a run has committed here; refused where what is left of one is too little to go on from."""
+    path = ledger_path(storage)
+    commits = open_ledger(path).commits() if path.exists() and path.stat().st_size else []
+    if commits and RunConfig.load(storage) is None:
+        raise ConfigError(f"{storage.url} has a ledger and no config.toml: restore it, or name another run folder")
+    trained = [checkpoint_id for checkpoint_id in Checkpoints(storage).ids() if int(checkpoint_id) > 0]
+    if trained and not commits:
+        raise ConfigError(
+            f"{storage.url} has checkpoints ({', '.join(trained)}) and no ledger that knows them: "
+            "restore ledger.sqlite, or name another run folder; nothing was changed"
+        )
+    return bool(commits)
+
+
+def _tokenizer_definition(
+    config: TrainingConfig, blocks: BlockManager, storage: Storage, before: RunConfig | None
+) -> str:
+    """The tokenizer the user names, else the one the run has, else one trained on the data."""
     try:
-        kept = storage.get(TOKENIZER_KEY)
-    except ObjectNotFound:
-        kept = None
-    if config.tokenizer:
-        try:
-            named = Path(config.tokenizer).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"tokenizer={config.tokenizer!r} cannot be read: {error.strerror or error}") from error
-        if kept is not None and kept != named:
-            raise ConfigError(
-                f"{storage.url} was begun with another tokenizer than {config.tokenizer}: "
-                "go back to that one, or name another run folder"
-            )
-        kept = named
-    if kept is None:
-        kept = train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size).definition.encode()
-    try:
-        tokenizer = Tokenizer(kept.decode())
+        if config.tokenizer:
+            return Path(config.tokenizer).read_text(encoding="utf-8")
+        if before is not None:
+            return storage.get(TOKENIZER_KEY).decode()
+    except OSError as error:
+        raise ConfigError(f"tokenizer={config.tokenizer!r} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"tokenizer={config.tokenizer!r} is not UTF-8: expected a tokenizer.json") from error
-    storage.put(TOKENIZER_KEY, kept)
-    return tokenizer
+        where = config.tokenizer or f"{storage.url}/{TOKENIZER_KEY}"
+        raise ConfigError(f"{where} is not UTF-8: expected a tokenizer.json") from error
+    except ObjectNotFound as error:
+        raise ConfigError(
+            f"{storage.url} has lost its {TOKENIZER_KEY}: restore it, or name it with --tokenizer"
+        ) from error
+    return train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size).definition
 
 
 def _some_texts(blocks: BlockManager) -> Iterator[str]:

@@ -8,6 +8,7 @@ nothing with it: its chunks come back and somebody else learns them in the next 
 from __future__ import annotations
 
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -17,10 +18,10 @@ from pathlib import Path
 from penstock.errors import LeaseLost, TrainError
 from penstock.ledger import Commit, Session
 from penstock.train.alone import tell_commit
-from penstock.train.channel import Channel, Message, channel_pair
+from penstock.train.channel import Channel, Message, WorkerOrder, channel_pair
 from penstock.train.committing import Committer, StopReason
 from penstock.train.events import Events
-from penstock.train.parts import RunParts, WorkerOrder
+from penstock.train.parts import RunParts
 from penstock.train.stopping import StopRequest
 from penstock.train.trainer import State, merge
 
@@ -74,7 +75,10 @@ class Supervisor:
                     self._told_to_stop = True
                     self._tell_all({"kind": "stop"})
                 if not self._workers:
-                    raise TrainError(self._epitaph)
+                    if not self._stop.requested():
+                        raise TrainError(self._epitaph)
+                    self.reason = "signal"
+                    break
                 self._kill_silent_workers()
                 if all(worker.submitted is not None for worker in self._workers):
                     self._end_round()
@@ -91,12 +95,17 @@ class Supervisor:
     def _start(self, index: int) -> None:
         channel, theirs = channel_pair()
         name = f"worker-{index}"
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.train.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        # Stop signals reach the whole group. A worker is born deaf to them: the supervisor decides when it stops.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "penstock.train.worker", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         worker = Worker(name, process, channel)
         self._workers.append(worker)
         self._selector.register(channel, selectors.EVENT_READ, worker)

@@ -86,9 +86,9 @@ def merge(base: State, replicas: list[tuple[float, State]], how: str) -> State:
     Args:
         base: The state all replicas began the round with.
         replicas: Each with its weight; in a fixed order, so that the sum is the same every time.
-        how: ``mean`` weighs by the weights; ``sum`` adds up what each replica has changed.
+        how: ``mean`` weighs by the weights; ``sum`` adds up what each replica has changed. Optimizer state is always
+            averaged.
     """
-    total = sum(weight for weight, _ in replicas)
     merged: State = {}
     for name in dict.fromkeys(name for _, state in replicas for name in state):
         present = [(weight, state[name]) for weight, state in replicas if name in state]
@@ -98,13 +98,16 @@ def merge(base: State, replicas: list[tuple[float, State]], how: str) -> State:
         elif name.endswith(".step"):
             merged[name] = torch.stack([tensor for _, tensor in present]).amax(0)
         else:
-            merged[name] = _combined(base.get(name), present, total, how).to(first.dtype)
+            # Moments are averages by nature: adding up their changes could make a variance negative.
+            rule = "mean" if name.startswith("optimizer.") else how
+            merged[name] = _combined(base.get(name), present, rule).to(first.dtype)
     return merged
 
 
-def _combined(base: Tensor | None, present: list[tuple[float, Tensor]], total: float, how: str) -> Tensor:
+def _combined(base: Tensor | None, present: list[tuple[float, Tensor]], how: str) -> Tensor:
     """One tensor of all replicas, summed in float64 in their order; memory for one."""
     if how == "mean":
+        total = sum(weight for weight, _ in present)
         result = torch.zeros_like(present[0][1], dtype=torch.float64)
         for weight, tensor in present:
             result.add_(tensor, alpha=weight / total)

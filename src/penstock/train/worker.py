@@ -9,17 +9,19 @@ import socket
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError
-from penstock.ledger import Session
-from penstock.storage import open_storage
-from penstock.train.channel import Channel, Message
+from penstock.train.channel import Channel, Message, WorkerOrder
 from penstock.train.events import Event, Events
-from penstock.train.parts import RunParts, WorkerOrder
-from penstock.train.replica import Replica
-from penstock.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from penstock.ledger import Session
+    from penstock.train.parts import RunParts
+    from penstock.train.trainer import Trainer
 
 _SIGN_OF_LIFE_S = 0.5
+_PR_SET_PDEATHSIG = 1
 
 ORPHANED = 70
 """Exit code of a worker whose supervisor died."""
@@ -91,6 +93,7 @@ def main() -> None:
     """Serve one supervisor until it says that the run is over."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # these reach the whole group; the supervisor decides
+    _die_with_parent()
     line = SupervisorLine(Channel(socket.socket(fileno=int(sys.argv[1]))))
     try:
         _work(line, WorkerOrder(**line.answer()["order"]))
@@ -102,7 +105,20 @@ def main() -> None:
         raise
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends: a stopped one could not notice it by itself."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _work(line: SupervisorLine, order: WorkerOrder) -> None:
+    # Imported here, so that signs of life and the parent's end do not wait for torch.
+    from penstock.storage import open_storage
+    from penstock.train.parts import RunParts
+    from penstock.train.replica import Replica
+
     parts = RunParts(open_storage(order.run_dir))
     parts.limit_threads(order.workers)
     trainer = parts.trainer()
