@@ -21,8 +21,8 @@ test: $(READY)
 	$(BIN)/pytest -m 'not soak'
 
 check: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
@@ -31,8 +31,8 @@ soak: $(READY)
 	$(BIN)/pytest -m soak --timeout=0
 
 format: $(READY)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache penstock-demo build dist

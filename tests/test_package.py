@@ -68,7 +68,4 @@ except Exception as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert (
-        done.stdout.strip()
-        == "MissingExtraError run_training needs torch: install it with `pip install 'penstock[train]'`"
-    )
+    assert done.stdout.startswith("MissingExtraError run_training needs torch: install it with `pip install 'torch")

@@ -43,7 +43,7 @@ def __getattr__(name: str) -> object:
         from penstock.errors import MissingExtraError
 
         raise MissingExtraError(
-            f"{name} needs {error.name}: install it with `pip install 'penstock[train]'`"
+            f"{name} needs {error.name}: install it with `pip install 'torch>=2.11' safetensors`"
         ) from error
 
 

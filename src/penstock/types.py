@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """A place among equals: global rank and the number of ranks."""
-
-    rank: int = 0
-    size: int = 1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise ConfigError(f"rank={self.rank} is not within world size {self.size}: expected 0 <= rank < size")
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkRef:

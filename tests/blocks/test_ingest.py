@@ -85,7 +85,7 @@ def test_a_changed_source_is_refused(tmp_path: Path, complete: bool) -> None:
             ingest(source, tmp_path / "out", 5)
     before = tree(tmp_path / "out")
     write_jsonl(source, [*rows[:-1], {"text": "mended"}])
-    with pytest.raises(BlockStoreError, match=r"dataset_id: .*the source's files have changed"):
+    with pytest.raises(BlockStoreError, match=r"dataset_id: .*its files have changed, or other files are taken"):
         ingest(source, tmp_path / "out", 5, on_bad_row="skip")
     assert tree(tmp_path / "out") == before
 

@@ -184,3 +184,59 @@ def test_the_commands_of_the_readme_exist() -> None:
     targets = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^\$ make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE):
         assert f"\n{target}:" in targets
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "odd[v2].txt").write_text("one\n")
+    told = penstock("ingest", tmp_path / "odd[v2].txt", tmp_path / "out[v2]", "--name", "[/b]name").stdout
+    assert "[/b]name" in told
+    assert "out[v2]" in told
+
+
+def test_ctrl_c_during_an_ingest_says_how_to_go_on(tmp_path: Path) -> None:
+    with (tmp_path / "rows.txt").open("w") as file:
+        file.writelines(f"row {number}\n" for number in range(2_000_000))
+    command = [sys.executable, "-m", "penstock", "ingest", str(tmp_path / "rows.txt"), str(tmp_path / "store")]
+    process = subprocess.Popen([*command, "--block-size", "1000"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "store" / "blocks").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "interrupted: run the same command again to go on" in told
+    assert "Traceback" not in told
+
+
+def test_an_audit_of_an_unfinished_epoch_does_not_hold_and_is_not_broken(tmp_path: Path) -> None:
+    run_training(counting_config(make_store(tmp_path), tmp_path / "run", steps=4))
+    told = json.loads(penstock("audit", tmp_path / "run", "--json").stdout)
+    assert (told["holds"], told["broken"]) == (False, False)
+
+
+def test_a_moved_data_set_can_be_named_to_the_audit(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    run_training(counting_config(store, tmp_path / "run"))
+    store.rename(tmp_path / "moved")
+    assert "if it was moved, name it with --dataset-file" in penstock("audit", tmp_path / "run", check=1).stderr
+    penstock("audit", tmp_path / "run", "--dataset-file", tmp_path / "moved")
+    penstock("picture", tmp_path / "run", "--dataset-file", tmp_path / "moved")
+
+
+def test_a_raw_file_in_place_of_a_data_set_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    told = penstock("train", "--dataset-file", tmp_path / "a.jsonl", check=1).stderr
+    assert f"make one of it with `penstock ingest {tmp_path}/a.jsonl DEST`" in told
+
+
+def test_a_reader_of_the_progress_that_goes_away_does_not_end_a_training(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    arguments = (
+        f"--dataset-file {store} --run {tmp_path / 'run'} --dataset-chunk-size 5 --vocab-size 300 --model counting"
+    )
+    command = f"{sys.executable} -m penstock train {arguments} 2>&1 | head -n 1"
+    subprocess.run(command, shell=True, timeout=120, check=True, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while '"run_stopped"' not in (tmp_path / "run" / "metrics.jsonl").read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert_learned_exactly(tmp_path / "run")

@@ -121,8 +121,13 @@ class AnyHistory(RuleBasedStateMachine):
             assert (claimed.reason if isinstance(claimed, Wait) else claimed) == expected
 
     @precondition(lambda self: self.model.living)
-    @rule(index=st.integers(0, 3), which=st.integers(0, 2), sequences=st.integers(0, CHUNK_SIZE * SEQUENCES))
-    def learn_a_part(self, index: int, which: int, sequences: int) -> None:
+    @rule(
+        index=st.integers(0, 3),
+        which=st.integers(0, 2),
+        sequences=st.integers(0, SEQUENCES),
+        and_commit=st.booleans(),
+    )
+    def learn_a_part(self, index: int, which: int, sequences: int, and_commit: bool) -> None:
         """Or nothing, and say again how far it is."""
         worker, held = self.one_at_work(index, which)
         end = held.lease.samples * SEQUENCES if held else 0
@@ -131,6 +136,8 @@ class AnyHistory(RuleBasedStateMachine):
             self.model.learn(worker, held, min(held.offset + sequences, end))
         if held:
             self.ledger.record(held.lease, _progress(held, held.offset))
+        if and_commit:
+            self.commit_all([worker])
 
     @precondition(lambda self: self.model.living)
     @rule(index=st.integers(0, 3), which=st.integers(0, 2))

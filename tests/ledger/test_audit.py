@@ -20,7 +20,7 @@ def spans(draw: st.DrawFn) -> Span:
     return Span(
         commit=draw(st.integers(1, 3)),
         epoch=0,
-        ref=ChunkRef(draw(st.integers(0, 4)), draw(st.integers(0, 3))),
+        ref=ChunkRef(draw(st.integers(0, 2)), draw(st.integers(0, 1))),
         start=start,
         stop=draw(st.integers(start, CHUNK_SIZE)),
         start_offset=0,
@@ -37,7 +37,7 @@ def span(block_id: int, chunk_id: int, start: int, stop: int, session: int = 1) 
     )
 
 
-@given(st.lists(spans(), max_size=20), st.lists(st.integers(0, 14), max_size=4))
+@given(st.lists(spans(), max_size=20), st.lists(st.integers(0, 9), max_size=3))
 def test_the_audit_counts_as_brute_force_does(found: list[Span], block_samples: list[int]) -> None:
     counts: Counter[tuple[int, int]] = Counter()
     by_session: Counter[int] = Counter()

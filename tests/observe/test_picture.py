@@ -47,7 +47,7 @@ def test_a_run_without_steps_is_drawn_too(tmp_path: Path) -> None:
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     run_training(counting_config(make_store(tmp_path), tmp_path / "run", steps=2))
-    with pytest.raises(StorageError, match="the picture .* cannot be written: No such file"):
+    with pytest.raises(StorageError, match=r"the picture .* cannot be written: No such file"):
         draw_run(RunFolder(tmp_path / "run"), tmp_path / "nowhere" / "picture.svg")
 
 
@@ -56,7 +56,7 @@ def test_very_many_chunks_stay_a_picture_of_one_page() -> None:
     picture = Picture(
         title="a & b",
         verdict="all",
-        holds=True,
+        colour="#000000",
         cells=cells,
         points=[LossPoint(step, 1.0, "<w>") for step in range(100_000)],
         lost=[],

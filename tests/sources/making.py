@@ -23,7 +23,7 @@ from sources.suite import Event, read
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": lambda data: gzip.compress(data, mtime=0),
-    ".bz2": bz2.compress,
+    ".bz2": lambda data: bz2.compress(data, 1),  # blocks of 100 kB: no less can be unpacked
     ".xz": lzma.compress,
     ".zst": lambda data: pa.compress(data, "zstd", asbytes=True),
 }

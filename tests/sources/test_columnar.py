@@ -36,32 +36,32 @@ class TestParquetSource(SourceSuite):
     suffix = ".parquet"
 
     def rows(self) -> st.SearchStrategy[list[RawRow]]:
-        return st.lists(st.builds(lambda value: RawRow(b"", value), values), max_size=7)
+        return st.lists(st.builds(lambda value: RawRow(b"", value), values), max_size=5)
 
     def file_of(self, rows: list[RawRow], *, newline_at_end: bool) -> bytes:
         return self.bytes_of(pa.Table.from_pylist([row.value for row in rows], SCHEMA))
 
     def bytes_of(self, table: pa.Table) -> bytes:
-        return parquet_of(table, group_rows=3)
+        return parquet_of(table, group_rows=2)
 
 
 class TestPackedParquetSource(TestParquetSource):
     suffix = ".parquet.gz"
 
     def bytes_of(self, table: pa.Table) -> bytes:
-        return PACKERS[".gz"](parquet_of(table, group_rows=3))
+        return PACKERS[".gz"](parquet_of(table, group_rows=2))
 
 
 class TestArrowFileSource(TestParquetSource):
     suffix = ".arrow"
 
     def bytes_of(self, table: pa.Table) -> bytes:
-        return arrow_file_of(table, batch_rows=3)
+        return arrow_file_of(table, batch_rows=2)
 
 
 class TestArrowStreamSource(TestArrowFileSource):
     def bytes_of(self, table: pa.Table) -> bytes:
-        return arrow_stream_of(table, batch_rows=3)
+        return arrow_stream_of(table, batch_rows=2)
 
 
 BOTH = pytest.mark.parametrize(
@@ -152,8 +152,6 @@ CASES: list[tuple[pa.DataType, Any, Any]] = [
 def test_every_value_survives(
     tmp_path: Path, name: str, write: Write, kind: pa.DataType, value: Any, stored: Any
 ) -> None:
-    if name == "a.parquet" and kind == pa.duration("ns"):
-        pytest.skip("Parquet stores the type beside the data")
     table = pa.table({"v": pa.array([value, None, value], kind), "text": ["a", "b", "c"]})
     assert Reading(tmp_path, name, write(table)).values == [
         {"v": stored, "text": "a"},
@@ -196,10 +194,10 @@ def test_an_empty_row_group_in_the_middle_is_passed_over(tmp_path: Path) -> None
     assert reading.events == [Event(f"a.parquet:{number}", {"a": number}) for number in (1, 2, 3)]
 
 
-@BOTH
-def test_rows_without_columns_are_rows(tmp_path: Path, name: str, write: Write) -> None:
+@pytest.mark.parametrize("write", [arrow_file_of, arrow_stream_of])
+def test_rows_without_columns_are_rows(tmp_path: Path, write: Write) -> None:
     table = pa.table({"a": [1, 2, 3]}).select([])
-    assert Reading(tmp_path, name, write(table)).values == [{}, {}, {}][: table.num_rows]
+    assert Reading(tmp_path, "a.arrow", write(table)).values == [{}, {}, {}]
 
 
 @BOTH

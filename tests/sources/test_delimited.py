@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from penstock.sources import delimited
 from sources.making import Reading, bad_rows, error_of
 from sources.suite import Event, RawRow, SourceSuite, rows_a_batch
 
@@ -101,6 +102,16 @@ def test_a_quote_that_is_never_closed_is_told_behind_the_rows_before_it(tmp_path
     assert reading.values == [{"a": "1", "b": "2"}]
     assert reading.error is not None
     assert "a.csv:3: a quote in this row is never closed" in reading.error
+
+
+def test_such_a_quote_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_FIELD_CHARACTERS", 1000)
+    before = csv.field_size_limit(1000)
+    try:
+        error = error_of(tmp_path, "a.csv", b'a,b\n1,2\n"3,4\n' + b"5,6\n" * 5000)
+    finally:
+        csv.field_size_limit(before)
+    assert "a.csv:3: a quote in this row is never closed" in error
 
 
 @pytest.mark.parametrize(

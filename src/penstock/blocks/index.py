@@ -59,16 +59,16 @@ def read_samples(storage: Storage, block_file: str, index_file: str, start: int,
     raw = _range(storage, index_file, first, last)
     if len(raw) != last - first:
         raise CorruptBlockError(
-            f"{index_file} is too short for samples {start} to {stop}: got {len(raw)} bytes, expected {last - first}; "
-            "run `penstock inspect --verify` and ingest again into a new folder"
+            f"{storage.url}/{index_file} is too short for samples {start} to {stop} of its block: got "
+            f"{len(raw)} bytes, expected {last - first}: {_advice(storage)}"
         )
     entries = np.frombuffer(raw, dtype=_ENTRY)
     begin, end = int(entries["offset"][0]), int(entries["offset"][-1])
     data = _range(storage, block_file, begin, end) if begin <= end else b""
     if len(data) != end - begin or zlib.crc32(data, int(entries["crc"][0])) != int(entries["crc"][-1]):
         raise CorruptBlockError(
-            f"{block_file}: samples {start} to {stop} (bytes {begin} to {end}) are not what was written: "
-            "run `penstock inspect --verify` and ingest again into a new folder"
+            f"{storage.url}/{block_file}: samples {start} to {stop} of the block (bytes {begin} to {end}) are not what "
+            f"was written: {_advice(storage)}"
         )
     return data
 
@@ -77,6 +77,8 @@ def _range(storage: Storage, file: str, start: int, stop: int) -> bytes:
     try:
         return storage.get_range(file, start, stop)
     except ObjectNotFound as error:
-        raise CorruptBlockError(
-            f"{file} is missing ({error}): run `penstock inspect --verify` and ingest again into a new folder"
-        ) from error
+        raise CorruptBlockError(f"{storage.url}/{file} is missing: {_advice(storage)}") from error
+
+
+def _advice(storage: Storage) -> str:
+    return f"see what else is with `penstock inspect {storage.url} --verify`, and ingest again into a new folder"

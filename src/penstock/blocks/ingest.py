@@ -224,7 +224,7 @@ class _Ingest:
         only_content = len(different) == 1 and different[0].startswith("dataset_id")
         raise BlockStoreError(
             f"{self._storage.url} holds another data set: {what}"
-            + (" (the source's files have changed)" if only_content else "")
+            + (" (its files have changed, or other files are taken)" if only_content else "")
             + ": choose another folder, or repeat the command it was begun with"
         )
 

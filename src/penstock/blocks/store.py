@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
@@ -28,6 +29,11 @@ class BlockStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> BlockStore:
+        if Path(path).is_file():
+            raise BlockStoreError(
+                f"{os.fspath(path)} is a file, not a block store: "
+                f"make one of it with `penstock ingest {os.fspath(path)} DEST`"
+            )
         storage = open_storage(path)
         return cls(storage, read_manifest(storage))
 
@@ -85,7 +91,7 @@ def split_lines(data: bytes, entry: BlockEntry, start: int, stop: int) -> list[b
 def _refuse_count(got: int, entry: BlockEntry, start: int, stop: int) -> NoReturn:
     raise CorruptBlockError(
         f"{entry.index_file} gives {got} samples for samples {start} to {stop}: "
-        "run `penstock inspect --verify` and ingest again into a new folder"
+        "the index is damaged; see what else is with `penstock inspect DATASET --verify`, and ingest again"
     )
 
 

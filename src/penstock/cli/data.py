@@ -77,7 +77,7 @@ def inspect(
     else:
         _print_manifest(store.manifest, dest)
         for file, reason in damages:
-            console(stderr=True).print(f"[red]bad[/red] {dest}/{file}: {reason}")
+            console(stderr=True).print(f"bad {dest}/{file}: {reason}", style="red")
         if verify and not damages:
             console().print("every file is what was written")
     if damages:
@@ -93,7 +93,12 @@ def _ingest_bar(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None] | N
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     screen = console(stderr=True)
-    columns = (BarColumn(), TextColumn("{task.description}"), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
         said_at = time.monotonic()

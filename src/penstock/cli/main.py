@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -39,14 +42,24 @@ def options(
 def main() -> None:
     """Run a command; an error is one sentence on stderr and exit code 1."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    # typer would take Ctrl-C for its own and say nothing; with this it comes out as what it is.
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         app()
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read our output has gone
+        sys.exit(1)
+
+
+class _Interrupted(PenstockError):
+    """Ctrl-C before or outside of a training."""
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise _Interrupted("interrupted: run the same command again to go on; what was finished is kept")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+_WIDE = 240
+
 CHECK_FAILED = 3
 """Exit code of a check that did not hold."""
 
@@ -19,18 +21,31 @@ def print_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
+    """A console that prints words as they are: names of files and rows may hold anything, markup too."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    class Honest(Console):
+        """Says that its reader has gone, instead of ending the program."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    screen = Honest(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    if not screen.is_terminal:
+        screen.width = _WIDE  # nobody reads it at 80 columns: cut nothing
+    return screen
 
 
 def print_facts(title: str, facts: dict[str, object]) -> None:
     """A short list of names and values."""
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table = Table(title=Text(title), title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(f"[dim]{name}[/dim]", str(value))
+        table.add_row(name, Text(str(value)))
     console().print(table)
 
 

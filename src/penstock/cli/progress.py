@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from penstock.cli.output import console
 
-if TYPE_CHECKING:
-    from rich.progress import TaskID
-
 _SMOOTHING = 0.95
+_LINE_EVERY_S = 10.0
+"""How often progress is told where there is no terminal to draw a bar on."""
 
 
 class TrainingProgress:
-    """A hook that shows samples, loss and tokens per second; commits and lost workers get a line of their own."""
+    """A hook that shows samples, loss and tokens per second; lost workers get a line of their own."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._screen = console(stderr=True)
         self._bar = Progress(
             BarColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             TimeRemainingColumn(),
             console=self._screen,
             transient=True,
@@ -30,12 +29,10 @@ class TrainingProgress:
         )
         self._quiet = quiet
         self._gone = False
-        self._task: TaskID | None = None
+        self._task = TaskID(0)
         self._loss: float | None = None
-        self._tokens = 0
-        self._steps = 0
-        self._total_samples = 0
-        self._began = time.monotonic()
+        self._tokens = self._step = self._epoch = 0
+        self._began = self._said_at = time.monotonic()
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
@@ -57,35 +54,40 @@ class TrainingProgress:
     def _show(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "run_started":
-            self._total_samples = event["total_samples"]
-            self._task = self._bar.add_task("starting", total=self._total_samples)
-            self._say(
-                f"{event['dataset']}: {event['total_samples']:,} samples in {event['total_blocks']} blocks, "
-                f"{event['workers']} worker(s), run {event['run_dir']}"
-                + (f", resumed at step {event['total_steps']}" if event["total_steps"] else "")
-            )
+            self._start(event)
         elif kind == "step":
-            self._steps += 1
+            self._step = event["step"]
             self._tokens += event["num_tokens"]
             before = event["loss"] if self._loss is None else self._loss
             self._loss = _SMOOTHING * before + (1 - _SMOOTHING) * event["loss"]
-            self._describe()
-        elif kind == "chunk" and self._task is not None:
+            self._tell_step(event["epoch"])
+        elif kind == "chunk":
             self._bar.advance(self._task, event["samples"])
         elif kind == "worker_lost":
-            self._say(f"[red]{event['worker']} lost[/red] ({event['reason']}); its chunks went back")
+            self._say(f"{event['worker']} lost ({event['reason']}); its chunks went back", style="red")
         elif kind == "commit" and not self._screen.is_terminal:
-            self._say(self._summary() + f", commit {event['checkpoint_id']}")
+            self._say(f"commit {event['checkpoint_id']}: {event['samples']:,} samples more are learned")
 
-    def _describe(self) -> None:
-        if self._task is not None and self._steps % 5 == 1:
-            self._bar.update(self._task, description=self._summary())
+    def _start(self, event: dict[str, Any]) -> None:
+        self._epoch, self._began = event["epoch"], time.monotonic()
+        self._task = self._bar.add_task("starting", total=event["total_samples"], completed=event["samples_committed"])
+        resumed = f", resumed at step {event['total_steps']}" if event["total_steps"] else ""
+        self._say(
+            f"{event['dataset']}: {event['total_samples']:,} samples in {event['total_blocks']} blocks, "
+            f"workers: {event['workers']}, run: {event['run_dir']}{resumed}"
+        )
 
-    def _summary(self) -> str:
+    def _tell_step(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._bar.reset(self._task)
         rate = self._tokens / max(1e-9, time.monotonic() - self._began)
-        loss = "-" if self._loss is None else f"{self._loss:.3f}"
-        return f"{self._steps} steps, loss {loss}, {rate:,.0f} tokens/s"
+        told = f"epoch {epoch}, step {self._step}, loss {self._loss:.3f}, {rate:,.0f} tokens/s"
+        self._bar.update(self._task, description=told)
+        if not self._screen.is_terminal and time.monotonic() - self._said_at > _LINE_EVERY_S:
+            self._said_at = time.monotonic()
+            self._say(told)
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, style: str | None = None) -> None:
         if not self._quiet:
-            self._screen.print(text)
+            self._screen.print(text, style=style)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.ledger import EpochAudit
 
 RunArgument = Annotated[str, typer.Argument(help="The run's folder.")]
+DatasetOption = Annotated[str | None, typer.Option(help="Where its data set is now, if it was moved.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -49,17 +50,18 @@ def status(run: RunArgument, as_json: JsonOption = False) -> None:
         console().print("  no worker is active")
 
 
-def audit(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Prove each epoch: samples learned once, missing, twice. Exit code 3 where one does not hold."""
+def audit(run: RunArgument, dataset_file: DatasetOption = None, as_json: JsonOption = False) -> None:
+    """Prove each epoch: samples learned once, missing, twice. Exit code 3 where one is broken."""
     from penstock.observe.proof import prove
     from penstock.observe.run_folder import RunFolder
 
     folder = RunFolder(run)
-    audits = prove(folder)
+    audits = prove(folder, dataset_file)
     broken = [found for found in audits if found.twice or found.foreign or (found.missing and found is not audits[-1])]
     if as_json:
         names = {worker.session_id: worker.worker for worker in folder.ledger.status().workers}
-        print_json({"holds": not broken, "epochs": [_audit_as_dict(found, names) for found in audits]})
+        epochs = [_audit_as_dict(found, names) for found in audits]
+        print_json({"holds": all(found.holds for found in audits), "broken": bool(broken), "epochs": epochs})
     else:
         print_audits(audits)
     if broken:
@@ -68,6 +70,7 @@ def audit(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def picture(
     run: RunArgument,
+    dataset_file: DatasetOption = None,
     output: Annotated[Path | None, typer.Option(help="Where it goes; else picture.svg in the run.")] = None,
 ) -> None:
     """Draw the run: chunks by worker, and the loss."""
@@ -75,7 +78,7 @@ def picture(
     from penstock.observe.run_folder import RunFolder
 
     folder = RunFolder(run)
-    print(draw_run(folder, output or folder.path / "picture.svg"))
+    print(draw_run(folder, output or folder.path / "picture.svg", dataset_file))
 
 
 def _audit_as_dict(found: EpochAudit, names: dict[int, str]) -> dict[str, object]:
@@ -92,13 +95,14 @@ def _audit_as_dict(found: EpochAudit, names: dict[int, str]) -> dict[str, object
 def print_audits(audits: list[EpochAudit]) -> None:
     """The proof as a table."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, padding=(0, 2), title="audit", title_justify="left")
     for name in ("epoch", "samples", "learned once", "missing", "twice", ""):
         table.add_column(name, justify="right")
     for found in audits:
-        verdict = "[green]holds[/green]" if found.holds else "[yellow]not finished[/yellow]"
+        verdict = Text("holds", "green") if found.holds else Text("not finished", "yellow")
         if found.twice or found.foreign or (found.missing and found is not audits[-1]):
-            verdict = "[red]does not hold[/red]"
+            verdict = Text("does not hold", "red")
         table.add_row(*map(str, (found.epoch, found.samples, found.once, found.missing, found.twice)), verdict)
     console().print(table)

@@ -19,8 +19,8 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Sequences a step (of each worker).")] = 8,
     max_seq_len: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
     gradient_accumulation_steps: Annotated[int, typer.Option(help="Parts a batch is computed in.")] = 1,
-    learning_rate: Annotated[float, typer.Option()] = 1e-3,
-    seed: Annotated[int, typer.Option()] = 0,
+    learning_rate: Annotated[float, typer.Option(help="Step size of the optimizer.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Stop at this many steps of the run in all.")] = None,
     stop_after_epoch: Annotated[bool, typer.Option("--stop-after-epoch", help="Stop at the epoch's end.")] = False,
     iterate: Annotated[bool, typer.Option("--iterate", help="Go on into the next epoch.")] = False,
@@ -30,6 +30,8 @@ def train(
     workers: Annotated[int, typer.Option(help="How many, with --parallel-independent.")] = 1,
     merge: Annotated[str, typer.Option(help="mean, or sum of what each worker changed.")] = "mean",
     commit_every_chunks: Annotated[int, typer.Option(help="Chunks between commits.")] = 8,
+    keep_checkpoints: Annotated[int, typer.Option(help="Checkpoints that stay on disk.")] = 3,
+    session_timeout_s: Annotated[float, typer.Option(help="How long a silent worker keeps its chunks.")] = 60.0,
     log_file: Annotated[str, typer.Option(help="Where metrics go; else metrics.jsonl in the run.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and no progress.")] = False,
 ) -> None:
@@ -59,8 +61,12 @@ def train(
         workers=workers,
         merge=merge,  # pyright: ignore[reportArgumentType] - checked with the other settings, with a sentence
         commit_every_chunks=commit_every_chunks,
+        keep_checkpoints=keep_checkpoints,
+        session_timeout_s=session_timeout_s,
         log_file=log_file,
     )
+    if not as_json:
+        console(stderr=True).print("preparing: reading the data set and, for a new run, training its tokenizer")
     with TrainingProgress(quiet=as_json) as progress:
         result = run_training(config, [progress])
     if as_json:

@@ -9,7 +9,7 @@ from penstock.observe import svg
 
 COLOURS = ("#2f6f9f", "#e08a1e", "#5a9a4a", "#a05195", "#d1495b", "#4c5c68", "#8d6a3f", "#2a9d8f")
 _INK, _FAINT, _GRID, _EMPTY = "#1f2933", "#6b7785", "#e4e8ec", "#eef1f4"
-_ALARM, _GOOD = "#c8102e", "#2e7d32"
+ALARM, GOOD, UNFINISHED = "#c8102e", "#2e7d32", "#e0a800"
 _WIDTH, _MARGIN = 960, 48
 _LEFT, _RIGHT = _MARGIN + 56, _WIDTH - _MARGIN
 _CURVE_HEIGHT = 240
@@ -42,7 +42,8 @@ class Picture:
 
     title: str
     verdict: str
-    holds: bool
+    colour: str
+    """Of the dot beside the verdict."""
     cells: list[list[ChunkCell]]
     """A list a block."""
     points: list[LossPoint]
@@ -56,7 +57,7 @@ class Picture:
         curve, bottom = self._curve(top=map_bottom + 64)
         head = [
             svg.text(_MARGIN, 44, self.title, size=22, fill=_INK, bold=True),
-            svg.dot(_MARGIN + 6, 64, 5, fill=_GOOD if self.holds else _ALARM),
+            svg.dot(_MARGIN + 6, 64, 5, fill=self.colour),
             svg.text(_MARGIN + 18, 69, self.verdict, size=14, fill=_INK),
         ]
         return svg.document(_WIDTH, bottom, [*head, *self._legend(y=98), *chunk_map, *curve])
@@ -74,7 +75,7 @@ class Picture:
             x += 34 + 7 * len(label)
         if any(cell.begun_by_lost for row in self.cells for cell in row):
             label = "begun by a worker that died, learned again by another"
-            shapes += [svg.frame(x, y - 11, 12, 12, stroke=_ALARM), svg.text(x + 18, y, label, fill=_FAINT)]
+            shapes += [svg.frame(x, y - 11, 12, 12, stroke=ALARM), svg.text(x + 18, y, label, fill=_FAINT)]
         return shapes
 
     def _chunk_map(self, top: int) -> tuple[list[str], int]:
@@ -100,7 +101,7 @@ class Picture:
             shapes.append(svg.box(at, y, part, height, fill=self._colour(worker)))
             at += part
         if cell.begun_by_lost:
-            shapes.append(svg.frame(x, y, width, height, stroke=_ALARM))
+            shapes.append(svg.frame(x, y, width, height, stroke=ALARM))
         return svg.titled(f"block {cell.block_id}, chunk {cell.chunk_id}: {told} of {cell.samples} samples", shapes)
 
     def _curve(self, top: int) -> tuple[list[str], int]:
@@ -116,8 +117,8 @@ class Picture:
         for step, worker in self.lost:
             x, _ = axes.at(min(max(step, axes.first), axes.last), axes.low)
             side, anchor = (-6, "end") if x > (_LEFT + _RIGHT) / 2 else (6, "start")
-            shapes.append(svg.line([(x, top), (x, top + _CURVE_HEIGHT)], stroke=_ALARM, dashed=True))
-            shapes.append(svg.text(x + side, top + 12, f"{worker} died", size=12, fill=_ALARM, anchor=anchor))
+            shapes.append(svg.line([(x, top), (x, top + _CURVE_HEIGHT)], stroke=ALARM, dashed=True))
+            shapes.append(svg.text(x + side, top + 12, f"{worker} died", size=12, fill=ALARM, anchor=anchor))
         return shapes, top + _CURVE_HEIGHT + 40
 
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.blocks import BlockStore
+from penstock.blocks import Manifest
 from penstock.errors import StorageError
-from penstock.observe.drawing import ChunkCell, LossPoint, Picture
-from penstock.observe.proof import prove
+from penstock.observe.drawing import ALARM, GOOD, UNFINISHED, ChunkCell, LossPoint, Picture
+from penstock.observe.proof import manifest_of, prove
 from penstock.observe.run_folder import RunFolder
 
 
-def draw_run(run: RunFolder, target: Path) -> Path:
+def draw_run(run: RunFolder, target: Path, dataset_file: str | None = None) -> Path:
     """Draw the run's current epoch; returns where the picture is."""
     status = run.ledger.status()
     workers = {worker.session_id: worker.worker for worker in status.workers}
     history = _read_history(run, status.epoch)
-    audit = prove(run)[-1]
+    audit = prove(run, dataset_file)[-1]
+    manifest = manifest_of(run, dataset_file)
     picture = Picture(
         title=f"{run.dataset['name']}: epoch {status.epoch}, {status.total_steps} steps",
         verdict=f"{audit.samples} samples: {audit.once} learned once, {audit.missing} missing, {audit.twice} twice",
-        holds=audit.holds,
-        cells=_cells(run, status.epoch, status.chunk_size, workers, history.redone),
+        colour=GOOD if audit.holds else ALARM if audit.twice or audit.foreign else UNFINISHED,
+        cells=_cells(run, manifest, status.epoch, workers, history.redone),
         points=sorted(history.points, key=lambda point: point.step),
         lost=history.lost,
         workers=sorted(set(workers.values())),
@@ -35,7 +36,7 @@ def draw_run(run: RunFolder, target: Path) -> Path:
 
 
 def _cells(
-    run: RunFolder, epoch: int, chunk_size: int, workers: dict[int, str], lost_chunks: set[tuple[int, int]]
+    run: RunFolder, manifest: Manifest, epoch: int, workers: dict[int, str], lost_chunks: set[tuple[int, int]]
 ) -> list[list[ChunkCell]]:
     """A row a block, a cell a chunk, each with the shares its learners had."""
     shares: dict[tuple[int, int], dict[str, int]] = {}
@@ -44,7 +45,8 @@ def _cells(
         worker = workers.get(span.session, f"session {span.session}")
         share[worker] = share.get(worker, 0) + span.stop - span.start
     rows = []
-    for block in BlockStore.open(run.settings["dataset_file"]).manifest.blocks:
+    chunk_size = run.ledger.status().chunk_size
+    for block in manifest.blocks:
         chunks = -(-block.sample_count // chunk_size)
         rows.append(
             [

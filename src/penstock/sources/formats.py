@@ -37,7 +37,7 @@ class ReadOptions:
         if self.encoding is None:
             return
         try:
-            b"".decode(self.encoding)  # knows text encodings only, while the codecs module has others
+            "a".encode(self.encoding)  # knows text encodings only, while the codecs module has others
             name = codecs.lookup(self.encoding).name
         except (LookupError, ValueError) as error:
             raise ConfigError(

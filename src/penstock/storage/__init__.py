@@ -3,7 +3,7 @@
     caller ── key ──► Storage ──► local folder           (objects are files; temp file, fsync, rename)
                                   object store           (same contract, same tests)
 
-The one contract is `Storage` in `base.py`; `open_storage` picks the backend by URL. Below: nothing but `types` and
+The one contract is `Storage` in `base.py`; `open_storage` picks the backend by URL. Below: nothing but `faults` and
 `errors`. Above: sources read through it, blocks and checkpoints live on it. Errors are translated here, once: no caller
 sees an `OSError`. Retrying belongs here and nowhere else.
 """

@@ -3,7 +3,7 @@
     run_training ──► prepare (config, tokenizer, ledger, last commit) ──► Replica ── claim, steps, complete
                                                                             │
                        one worker:  CommitAlone ◄── boundary ───────────────┤
-                       several:     MeetParent ──► Supervisor: merge ──► Committer: checkpoint, then ledger
+                       several:     MeetSupervisor ──► Supervisor: merge ──► Committer: checkpoint, then ledger
 
 `replica.py` is the training loop. A boundary is where replicas become one state again: alone by saving it, together by
 merging. `committing.py` is the only place that writes checkpoints: files first, sealed by a manifest, then one ledger

@@ -50,7 +50,10 @@ class Committer:
         None where nothing was ever committed.
         """
         commits = self.ledger.commits()
+        kept = set(self.checkpoints.ids())
         for commit in reversed(commits):
+            if commit.checkpoint_id not in kept and commit is not commits[-1]:
+                continue  # pruned long ago
             try:
                 state = self.checkpoints.read(commit.checkpoint_id, commit.digest)
             except CheckpointError as error:

@@ -1,7 +1,7 @@
 """What happens in a run, as plain dicts: hooks show them, metrics.jsonl keeps them.
 
     run_started      run_dir, dataset, total_samples, total_blocks, samples_per_block, dataset_chunk_size, workers,
-                     total_steps, next_step, epoch
+                     total_steps, next_step, samples_committed, epoch
     worker_started   worker, session, pid
     step             step, loss, num_tokens, step_s, worker, session, epoch, block_id, chunk_id
     chunk            worker, session, epoch, block_id, chunk_id, samples

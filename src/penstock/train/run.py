@@ -137,6 +137,7 @@ class _Run:
             workers=config.workers,
             total_steps=commit.total_steps,
             next_step=commit.next_step,
+            samples_committed=self._parts.ledger.status().samples_committed,
             epoch=commit.epoch,
         )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 from types import FrameType, TracebackType
+
+_log = logging.getLogger(__name__)
 
 
 class StopRequest:
@@ -48,3 +51,4 @@ class SignalsStop:
         if self._stop.requested():
             os._exit(128 + number)
         self._stop.set()
+        _log.warning("stopping after this step, to commit what is learned; once more ends at once, uncommitted")

@@ -44,8 +44,8 @@ class Trainer:
             total += loss.item()
         if not math.isfinite(total):
             raise TrainError(
-                f"the loss is {total} on samples {batch.spans[0, 0]} to {batch.spans[-1, 0]}: lower learning_rate, or "
-                "look at these samples; the last commit is kept"
+                f"the loss is {total} on samples {batch.spans[0, 0]} to {batch.spans[-1, 0]}: look at these samples, "
+                "or begin a new run with a lower learning_rate; the last commit is kept"
             )
         if self._max_grad_norm and self.model.clips_gradients:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)

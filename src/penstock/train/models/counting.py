@@ -14,7 +14,7 @@ from penstock.train.models.base import Learner
 
 
 class CountingModel(Learner):
-    """``weight[i]`` grows by one whenever a batch finishes sample i."""
+    """``counts[i]`` grows by one whenever a batch finishes sample i."""
 
     def __init__(self, total_samples: int) -> None:
         super().__init__()
