@@ -97,3 +97,11 @@ def test_memory_and_time_go_with_spans_and_not_with_samples() -> None:
 
 def test_an_empty_data_set_holds() -> None:
     assert audit_epoch(0, [], [], CHUNK_SIZE).holds
+
+
+def test_a_sample_learned_three_times_is_learned_twice_too_often_and_counted_once() -> None:
+    audit = audit_epoch(
+        0, [span(0, 0, 0, 2), span(0, 0, 1, 3, session=2), span(0, 0, 1, 2, session=3)], [3], CHUNK_SIZE
+    )
+    assert (audit.once, audit.twice, audit.missing, audit.foreign) == (2, 1, 0, 0)
+    assert audit.by_session == {1: 2, 2: 2, 3: 1}

@@ -18,7 +18,7 @@ from penstock.sources import Cursor, Source, columnar, json_values, open_source,
 from penstock.sources import lines as lines_module
 
 # One suite, many subclasses: that they share their failing examples does no harm.
-examples = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+examples = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 
 
 @dataclass(frozen=True, slots=True)
