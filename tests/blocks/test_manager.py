@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import orjson
 import pytest
 
 from blocks.data import numbered, write_jsonl
@@ -122,3 +123,13 @@ def test_it_pickles_to_another_process(dest: Path, opened: bool) -> None:
         manager.get_total_blocks()
     code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).get_rows(1, 1))"
     assert run(python(code, pickled(manager))).output.strip() == str(ROWS[15:20])
+
+
+def test_chats_and_instructions_come_out_as_text_and_the_rows_keep_everything(tmp_path: Path) -> None:
+    chat = {"id": 1, "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    (tmp_path / "chat.jsonl").write_bytes(orjson.dumps(chat) + b"\n" + b'{"id": 2, "messages": "?"}\n{"id": 3}\n')
+    manifest = ingest(tmp_path / "chat.jsonl", tmp_path / "chat", on_bad_row="skip")
+    manager = BlockManager(tmp_path / "chat")
+    assert manager.get_chunk(0, 0) == ["<|user|>\nHi\n<|assistant|>\nHello\n", "?"]
+    assert manager.get_rows(0, 0)[0] == chat
+    assert [row.position for row in manifest.skipped_rows] == ["chat.jsonl:3"]

@@ -197,3 +197,10 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_refused_with_a_sentence() ->
 def test_a_vocabulary_without_room_for_every_byte_is_refused(vocab_size: int) -> None:
     with pytest.raises(ConfigError, match=f"vocab_size={vocab_size} has no room for the 257 bytes and end of text"):
         train_tokenizer(TEXTS, vocab_size=vocab_size)
+
+
+def test_an_end_of_text_written_in_a_text_ends_nothing() -> None:
+    tokenizer = train_tokenizer(["some words to learn from"] * 3, vocab_size=300)
+    encoded = tokenizer.encode([f"before {tokenizer.end_of_text} after"])
+    assert (encoded.ids == tokenizer.end_of_text_id).sum() == 1
+    assert encoded.ids[-1] == tokenizer.end_of_text_id

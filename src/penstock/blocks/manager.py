@@ -11,6 +11,7 @@ from penstock.blocks.cache import ChunkCache
 from penstock.blocks.manifest import BlockEntry, Manifest
 from penstock.blocks.store import BlockStore, parse_lines
 from penstock.errors import BlockStoreError, ConfigError
+from penstock.sources import text_of
 from penstock.types import BlockFacts, DatasetIdentity
 
 _CACHED_CHUNKS = 10
@@ -156,7 +157,8 @@ class BlockManager:
                 f"{self.dataset_path} was ingested without a text column: read it with get_rows, or ingest it again "
                 "with --text-column"
             )
-        return [row[column] for row in self.get_rows(block_id, chunk_id, chunk_size)]
+        rows = self.get_rows(block_id, chunk_id, chunk_size)
+        return [text if type(text := row.get(column)) is str else text_of(row, column) for row in rows]
 
     def _entry(self, block_id: int) -> BlockEntry:
         if block_id >= len(self.manifest.blocks):

@@ -43,6 +43,7 @@ class Tokenizer:
             raise ConfigError(
                 f"not a tokenizer.json: {error}: expected a file written by the tokenizers library"
             ) from error
+        self._engine.encode_special_tokens = True  # in a text, "<|endoftext|>" is letters and ends nothing
         self._engine.no_truncation()
         self._engine.no_padding()
         wanted = (end_of_text,) if end_of_text else _KNOWN_ENDS

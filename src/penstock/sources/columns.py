@@ -1,4 +1,11 @@
-"""Which column of a row is its text."""
+"""Which column of a row is its text, and how chats and instructions become text.
+
+    one column        "text"                         a string, as it is; a list of messages, rendered turn by turn
+    several columns   "instruction,input,output"     those that are there and not empty, a blank line between them
+
+A chat is a list of ``{"role": ..., "content": ...}`` or ``{"from": ..., "value": ...}``; each turn becomes
+``<|role|>``, a newline, its content and a newline. The stored row keeps everything as it was.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +17,17 @@ from penstock.errors import SourceError
 TEXT_COLUMNS = ("text", "content", "document", "article", "body", "passage", "sentence", "story", "code", "abstract")
 """Looked for in this order when the user names no column."""
 
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
+INSTRUCTION_COLUMNS = "instruction,input,output"
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
+
 
 def pick_text_column(rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
-    """Choose the text column from the first rows: the one the user names, else a well-known name."""
+    """Choose where the text is by the first rows: what the user names, else a known name, a chat, instructions."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if wanted is not None:
-        if wanted in columns:
+        if wanted in columns or ("," in wanted and set(wanted.split(",")) & set(columns)):
             return wanted
         raise SourceError(
             f"no column {wanted!r}: the rows have {_listed(columns)}; name one of them with --text-column"
@@ -23,17 +35,53 @@ def pick_text_column(rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
     for name in TEXT_COLUMNS:
         if any(isinstance(row.get(name), str) for row in rows):
             return name
+    for name in CHAT_COLUMNS:
+        if any(_is_chat(row.get(name)) for row in rows):
+            return name
+    if any(isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str) for row in rows):
+        return INSTRUCTION_COLUMNS
     raise SourceError(f"no text column found among {_listed(columns)}: name it with --text-column")
 
 
 def text_of(row: dict[str, Any], column: str) -> str:
     """The text of a row, or a SourceError that says why it has none."""
-    value = row.get(column)
+    if column in row:
+        return _as_text(row[column], column)
+    if "," in column:
+        parts = [_as_text(row[name], name) for name in column.split(",") if row.get(name) is not None]
+        if parts:
+            return "\n\n".join(part for part in parts if part)
+    raise SourceError(f"no column {column!r}: the row has {_listed(list(row))}")
+
+
+def _as_text(value: Any, column: str) -> str:
     if isinstance(value, str):
         return value
-    if column not in row:
-        raise SourceError(f"no column {column!r}: the row has {_listed(list(row))}")
+    if _is_chat(value):
+        return "".join(_turn(message, column) for message in value)
     raise SourceError(f"column {column!r} holds {type(value).__name__}, expected a string")
+
+
+def _is_chat(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(message, dict) and ("role" in message or "from" in message) for message in value)
+    )
+
+
+def _turn(message: dict[str, Any], column: str) -> str:
+    role = message.get("role", message.get("from"))
+    content = message.get("content", message.get("value"))
+    if isinstance(content, list):  # parts of a turn; those that are no text have none to give
+        content = "".join(
+            part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
+        )
+    if content is None:
+        content = ""  # a turn that only calls a tool
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise SourceError(f"column {column!r} holds a chat whose turn is no text: {message!r:.80}")
+    return f"<|{_ROLES.get(role, role)}|>\n{content}\n"
 
 
 def _listed(columns: list[str]) -> str:
