@@ -80,6 +80,18 @@ def test_a_wish_to_stop_commits_first_and_the_rest_is_learned_later(store: Path,
     assert_learned_exactly(run_dir)
 
 
+def test_commits_come_by_time_too_and_in_the_middle_of_a_chunk(store: Path, tmp_path: Path) -> None:
+    seldom = counting_config(store, tmp_path / "seldom", model="tiny", dataset_chunk_size=25, commit_every_chunks=99)
+    often = counting_config(store, tmp_path / "often", model="tiny", dataset_chunk_size=25, commit_every_chunks=99)
+    often.commit_every_s = 1e-9
+    recorder = Recorder()
+    run_training(seldom)
+    run_training(often, [recorder])
+    assert len(recorder.of("commit")) == len(recorder.of("step"))
+    expected, found = weights(tmp_path / "seldom"), weights(tmp_path / "often")
+    assert all(found[name].equal(expected[name]) for name in expected)
+
+
 def test_weights_change_at_every_step(store: Path, run_dir: Path) -> None:
     seen = []
     for steps in range(1, 7):

@@ -80,6 +80,15 @@ def test_a_fenced_worker_discards_what_it_learned_and_comes_back(store: Path, tm
     assert_learned_exactly(tmp_path)
 
 
+def test_commits_come_by_time_too(store: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    run_training(
+        config(store, tmp_path, dataset_chunk_size=25, commit_every_chunks=99, commit_every_s=0.05), [recorder]
+    )
+    assert len(recorder.of("commit")) > 2
+    assert_learned_exactly(tmp_path)
+
+
 def test_steps_are_exact_over_all_workers(store: Path, tmp_path: Path) -> None:
     for steps in (7, 16):
         assert run_training(config(store, tmp_path, steps=steps)).total_steps == steps

@@ -30,6 +30,7 @@ def train(
     workers: Annotated[int, typer.Option(help="How many, with --parallel-independent.")] = 1,
     merge: Annotated[str, typer.Option(help="mean, or sum of what each worker changed.")] = "mean",
     commit_every_chunks: Annotated[int, typer.Option(help="Chunks between commits.")] = 8,
+    commit_every_s: Annotated[float, typer.Option(help="Seconds between commits at most.")] = 300.0,
     keep_checkpoints: Annotated[int, typer.Option(help="Checkpoints that stay on disk.")] = 3,
     session_timeout_s: Annotated[float, typer.Option(help="How long a silent worker keeps its chunks.")] = 60.0,
     log_file: Annotated[str, typer.Option(help="Where metrics go; else metrics.jsonl in the run.")] = "",
@@ -61,6 +62,7 @@ def train(
         workers=workers,
         merge=merge,  # pyright: ignore[reportArgumentType] - checked with the other settings, with a sentence
         commit_every_chunks=commit_every_chunks,
+        commit_every_s=commit_every_s,
         keep_checkpoints=keep_checkpoints,
         session_timeout_s=session_timeout_s,
         log_file=log_file,

@@ -26,7 +26,7 @@ from penstock.ledger.base import (
     Session,
     Wait,
 )
-from penstock.ledger.opening import open_ledger
+from penstock.ledger.opening import has_ledger, open_ledger
 from penstock.ledger.state import Progress, Span
 
 __all__ = [
@@ -43,5 +43,6 @@ __all__ = [
     "Span",
     "Wait",
     "audit_epoch",
+    "has_ledger",
     "open_ledger",
 ]

@@ -13,6 +13,15 @@ from penstock.plans import ClaimsPlan
 from penstock.types import DatasetIdentity
 
 
+def has_ledger(url: str | os.PathLike[str]) -> bool:
+    """Whether there is a ledger, and not merely the beginning of one whose creator was killed."""
+    database = SqliteDatabase(os.fspath(url))
+    try:
+        return database.exists()
+    finally:
+        database.close()
+
+
 def open_ledger(
     url: str | os.PathLike[str],
     *,

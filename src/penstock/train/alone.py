@@ -21,10 +21,14 @@ class CommitAlone:
         self._committer = committer
         self._events = events
         self._stop = stop
+        self._met_at = time.monotonic()
         self.reason: StopReason | None = None
 
     def stop_requested(self) -> bool:
         return self._stop.requested()
+
+    def is_due(self) -> bool:
+        return self._stop.requested() or time.monotonic() - self._met_at >= self._committer.config.commit_every_s
 
     def meet(self, trainer: Trainer, session: Session) -> bool:
         work = [work for work in self._committer.ledger.pending() if work.session_id == session.session_id]
@@ -35,6 +39,7 @@ class CommitAlone:
         elif not self._stop.requested():
             self._stop.wait(_IDLE_S)  # more blocks are on their way
         self.reason = self._committer.stop_reason(stop_requested=self._stop.requested())
+        self._met_at = time.monotonic()
         return self.reason is None
 
     def rejoin(self, trainer: Trainer, session: Session) -> bool:

@@ -2,7 +2,7 @@
 
 worker to supervisor   {"kind": "event", ...}  {"kind": "submitted", session, state}  {"kind": "failed", error}
                            {"kind": "alive"}
-supervisor to worker   {"kind": "order", order}  {"kind": "go_on", checkpoint_id, digest}  {"kind": "stop"}
+supervisor to worker   {"kind": "order", order}  {"kind": "go_on", checkpoint_id, digest}  {"kind": "meet"}
                        {"kind": "end"}
 """
 

@@ -24,6 +24,7 @@ _LARGEST = 2**31 - 1
 MAY_CHANGE = frozenset(
     {
         "commit_every_chunks",
+        "commit_every_s",
         "dataset_file",
         "iterate",
         "keep_checkpoints",
@@ -80,7 +81,9 @@ class TrainingConfig:
     merge: Literal["mean", "sum"] = "mean"
     """How replicas become one: their mean weighted by samples, or the sum of what each has changed."""
     commit_every_chunks: int = 8
-    """Chunks between commits, counted over all workers."""
+    """Commit after this many chunks, counted over all workers,"""
+    commit_every_s: float = 300.0
+    """or after this many seconds, in the middle of a chunk if need be: no crash costs more than that."""
     keep_checkpoints: int = 3
     """How many checkpoints stay on disk."""
     session_timeout_s: float = 60.0
@@ -116,6 +119,8 @@ class TrainingConfig:
             raise ConfigError(f"learning_rate={self.learning_rate} cannot work: expected a number above 0")
         if not (self.max_grad_norm >= 0 and math.isfinite(self.max_grad_norm)):
             raise ConfigError(f"max_grad_norm={self.max_grad_norm} cannot work: expected 0 or more")
+        if not self.commit_every_s > 0:
+            raise ConfigError(f"commit_every_s={self.commit_every_s} cannot work: expected seconds above 0")
         if not (self.session_timeout_s > 0 and math.isfinite(self.session_timeout_s)):
             raise ConfigError(f"session_timeout_s={self.session_timeout_s} cannot work: expected seconds above 0")
         if self.merge not in ("mean", "sum"):

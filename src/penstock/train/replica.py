@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Protocol
 
 from penstock.errors import LeaseLost
@@ -20,7 +21,11 @@ class Boundary(Protocol):
     """Where replicas become one committed state again."""
 
     def stop_requested(self) -> bool:
-        """Whether to come here after the current step."""
+        """Whether the run is to end: come here after the current step, and begin nothing new."""
+        ...
+
+    def is_due(self) -> bool:
+        """Whether to come here after the current step, because the last commit is long ago or the run is to end."""
         ...
 
     def meet(self, trainer: Trainer, session: Session) -> bool:
@@ -88,19 +93,21 @@ class Replica:
                     open_lease = claimed[0]
             if open_lease is not None:
                 open_lease = self._learn(session, open_lease)
-                if open_lease is None and not self._boundary.stop_requested():
+                if open_lease is None and not self._boundary.is_due():
                     continue
             if not self._boundary.meet(self._trainer, session):
                 return
 
     def _learn(self, session: Session, lease: Lease) -> Lease | None:
-        """Learn a chunk from where its lease starts. Returns what is left of it where a stop came in between."""
+        """Learn a chunk from where its lease starts. Returns what is left of it where a boundary comes in between."""
         progress = Progress(samples=lease.start, offset=lease.start_offset, steps=0)
         for steps, batch in enumerate(self._feed.batches(lease.ref, lease.start_offset), 1):
-            step = None if self._boundary.stop_requested() else self._ledger.take_step(session, self._config.steps)
+            # A boundary that is merely due waits for a step, or nothing would ever get done.
+            pause = self._boundary.stop_requested() or (steps > 1 and self._boundary.is_due())
+            step = None if pause else self._ledger.take_step(session, self._config.steps)
             if step is None:
                 self._ledger.record(lease, progress)
-                return _rest(lease, progress)
+                return replace(lease, start=progress.samples, start_offset=progress.offset)
             self._step(session, lease, batch, step)
             progress = Progress(samples=batch.samples_done, offset=batch.stop_offset, steps=steps)
         self._ledger.complete(lease, progress)
@@ -131,16 +138,3 @@ class Replica:
             block_id=lease.ref.block_id,
             chunk_id=lease.ref.chunk_id,
         )
-
-
-def _rest(lease: Lease, done: Progress) -> Lease:
-    """The same lease, going on behind what the coming commit will hold."""
-    return Lease(
-        session_id=lease.session_id,
-        token=lease.token,
-        epoch=lease.epoch,
-        ref=lease.ref,
-        samples=lease.samples,
-        start=done.samples,
-        start_offset=done.offset,
-    )

@@ -11,7 +11,7 @@ from penstock.blocks import BlockManager
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
 from penstock.feed import Tokenizer, train_tokenizer
-from penstock.ledger import Commit, open_ledger
+from penstock.ledger import Commit, has_ledger, open_ledger
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.alone import CommitAlone
 from penstock.train.checkpoints import Checkpoints
@@ -186,7 +186,7 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
 def _has_begun(storage: Storage) -> bool:
     """Whether a run has committed here; refused where what is left of one is too little to go on from."""
     path = ledger_path(storage)
-    commits = open_ledger(path).commits() if path.exists() and path.stat().st_size else []
+    commits = open_ledger(path).commits() if has_ledger(path) else []
     if commits and RunConfig.load(storage) is None:
         raise ConfigError(f"{storage.url} has a ledger and no config.toml: restore it, or name another run folder")
     trained = [checkpoint_id for checkpoint_id in Checkpoints(storage).ids() if int(checkpoint_id) > 0]

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class SignalsStop:
 
     def __init__(self, stop: StopRequest) -> None:
         self._stop = stop
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalsStop:
         if threading.current_thread() is threading.main_thread():
@@ -45,7 +46,7 @@ class SignalsStop:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._stop.requested():

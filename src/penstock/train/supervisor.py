@@ -61,7 +61,8 @@ class Supervisor:
         self._commit = commit
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
-        self._told_to_stop = False
+        self._called = False
+        self._met_at = time.monotonic()
         self._last_words = "none was started"
         self.reason: StopReason | None = None
 
@@ -71,9 +72,9 @@ class Supervisor:
                 self._start(index)
             while self.reason is None:
                 self._listen()
-                if self._stop.requested() and not self._told_to_stop:
-                    self._told_to_stop = True
-                    self._tell_all({"kind": "stop"})
+                if self._is_round_over() and not self._called:
+                    self._called = True
+                    self._tell_all({"kind": "meet"})
                 if not self._workers:
                     if not self._stop.requested():
                         raise TrainError(self._epitaph)
@@ -180,6 +181,11 @@ class Supervisor:
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
+    def _is_round_over(self) -> bool:
+        """Whether workers are to hand in what they have, though there are chunks left in the round."""
+        long_ago = time.monotonic() - self._met_at >= self._parts.config.commit_every_s
+        return self._stop.requested() or long_ago
+
     def _end_round(self) -> None:
         """Everybody has handed in: make one state of it, commit it, and send everybody on with it."""
         if not self._commit_round() and not self._stop.requested():
@@ -187,6 +193,7 @@ class Supervisor:
         self.reason = self._committer.stop_reason(stop_requested=self._stop.requested())
         if self.reason is not None:
             return
+        self._called, self._met_at = False, time.monotonic()
         answer = {"kind": "go_on", "checkpoint_id": self._commit.checkpoint_id, "digest": self._commit.digest}
         for worker in self._workers:
             worker.submitted = None

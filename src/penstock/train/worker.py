@@ -32,17 +32,20 @@ class SupervisorLine:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._stop = threading.Event()
+        self._called = threading.Event()
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
         threading.Thread(target=self._show_life, name="signs of life", daemon=True).start()
 
-    def stop_requested(self) -> bool:
-        return self._stop.is_set()
+    def is_called(self) -> bool:
+        """Whether the supervisor wants this worker at the boundary."""
+        return self._called.is_set()
 
     def answer(self) -> Message:
-        """The next answer; the supervisor's death ends the wait, and the process."""
-        return self._answers.get()
+        """The next answer, which settles any call before it; the supervisor's death ends the wait, and the process."""
+        answer = self._answers.get()
+        self._called.clear()
+        return answer
 
     def send(self, message: Message) -> None:
         self._channel.send(message)
@@ -57,8 +60,8 @@ class SupervisorLine:
     def _listen(self) -> None:
         while (messages := self._channel.receive()) is not None:
             for message in messages:
-                if message["kind"] == "stop":
-                    self._stop.set()
+                if message["kind"] == "meet":
+                    self._called.set()
                 else:
                     self._answers.put(message)
         os._exit(ORPHANED)  # the supervisor is gone: nobody would ever merge or commit this replica
@@ -72,7 +75,10 @@ class MeetSupervisor:
         self._parts = parts
 
     def stop_requested(self) -> bool:
-        return self._line.stop_requested()
+        return False  # the supervisor ends a run at a boundary, to which it calls
+
+    def is_due(self) -> bool:
+        return self._line.is_called()
 
     def meet(self, trainer: Trainer, session: Session) -> bool:
         return self._exchange(trainer, session, self._parts.submit(session, trainer.state()))
