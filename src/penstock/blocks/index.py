@@ -10,11 +10,11 @@ ends at entry j's value: one call, no per-sample work.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from itertools import accumulate
 
 import numpy as np
+from isal import isal_zlib
 
 from penstock.errors import CorruptBlockError, ObjectNotFound
 from penstock.storage import Storage
@@ -33,7 +33,7 @@ class IndexBuilder:
 
     def extend(self, lines: list[bytes]) -> None:
         self._lengths.extend(map(len, lines))
-        running = accumulate(lines, lambda crc, line: zlib.crc32(line, crc), initial=self._crcs[-1])
+        running = accumulate(lines, lambda crc, line: isal_zlib.crc32(line, crc), initial=self._crcs[-1])
         next(running)
         self._crcs.extend(running)
 
@@ -65,7 +65,7 @@ def read_samples(storage: Storage, block_file: str, index_file: str, start: int,
     entries = np.frombuffer(raw, dtype=_ENTRY)
     begin, end = int(entries["offset"][0]), int(entries["offset"][-1])
     data = _range(storage, block_file, begin, end) if begin <= end else b""
-    if len(data) != end - begin or zlib.crc32(data, int(entries["crc"][0])) != int(entries["crc"][-1]):
+    if len(data) != end - begin or isal_zlib.crc32(data, int(entries["crc"][0])) != int(entries["crc"][-1]):
         raise CorruptBlockError(
             f"{storage.url}/{block_file}: samples {start} to {stop} of the block (bytes {begin} to {end}) are not what "
             f"was written: {_advice(storage)}"

@@ -15,6 +15,8 @@ from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, Manifest
 from penstock.errors import BlockStoreError, CorruptBlockError, ObjectNotFound
 from penstock.storage import Storage, open_storage
 
+_PARSED_BYTES = 32 << 10
+
 
 class BlockStore:
     """An open block store, complete or still growing. Safe for threads; pickles to spawned processes.
@@ -73,8 +75,17 @@ class BlockStore:
 
 
 def parse_lines(data: bytes, entry: BlockEntry, start: int, stop: int) -> list[dict[str, Any]]:
-    """The rows of stored bytes, parsed in one go: inside JSON a newline is always escaped, so lines become an array."""
-    rows = orjson.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
+    """The rows of stored bytes, parsed a few at a time.
+
+    Inside JSON a newline is always escaped, so lines become an array. A few rows a call cost less than one a call, and
+    stay in the processor's cache; all rows in one call cost twice as much.
+    """
+    rows: list[dict[str, Any]] = []
+    place, end = 0, len(data)
+    while place < end:
+        cut = data.find(b"\n", place + _PARSED_BYTES) + 1 or end
+        rows += orjson.loads(b"[%b]" % data[place : cut - 1].replace(b"\n", b","))
+        place = cut
     if len(rows) != stop - start:
         _refuse_count(len(rows), entry, start, stop)
     return rows
