@@ -41,8 +41,12 @@ class SupervisorLine:
         """Whether the supervisor wants this worker at the boundary."""
         return self._called.is_set()
 
+    def order(self) -> WorkerOrder:
+        """What this worker is started with; a call that came along with it still stands."""
+        return WorkerOrder(**self._answers.get()["order"])
+
     def answer(self) -> Message:
-        """The next answer, which settles any call before it; the supervisor's death ends the wait, and the process."""
+        """The answer at a boundary, which settles any call to it; the supervisor's death ends the wait, and all."""
         answer = self._answers.get()
         self._called.clear()
         return answer
@@ -102,7 +106,7 @@ def main() -> None:
     _die_with_parent()
     line = SupervisorLine(Channel(socket.socket(fileno=int(sys.argv[1]))))
     try:
-        _work(line, WorkerOrder(**line.answer()["order"]))
+        _work(line, line.order())
     except PenstockError as error:
         line.send({"kind": "failed", "error": str(error)})
         sys.exit(1)
