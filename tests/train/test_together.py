@@ -121,28 +121,12 @@ def _children(pid: int | None) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
 
-def test_stopped_workers_end_with_their_supervisor_too(store: Path, tmp_path: Path) -> None:
-    process = start_training(config(store, tmp_path, iterate=True))
-    pids: list[int] = []
-    deadline = time.monotonic() + 60
-    while len(pids) < 2 and time.monotonic() < deadline:
-        pids = [event["pid"] for event in _events(tmp_path) if event["event"] == "worker_started"]
-        time.sleep(0.05)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    process.kill()
-    process.join()
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(pids) == 2
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-
-
 def _events(run_dir: Path) -> list[dict]:
     return list(RunFolder(run_dir).events()) if (run_dir / "metrics.jsonl").exists() else []
 
 
-def test_workers_end_with_their_supervisor(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_workers_end_with_their_supervisor(store: Path, tmp_path: Path, stopped: bool) -> None:
     process = start_training(config(store, tmp_path, iterate=True))
     pids: list[int] = []
     deadline = time.monotonic() + 60
@@ -150,6 +134,8 @@ def test_workers_end_with_their_supervisor(store: Path, tmp_path: Path) -> None:
         pids = [event["pid"] for event in _events(tmp_path) if event["event"] == "worker_started"]
         time.sleep(0.05)
     assert len(pids) == 2
+    for pid in pids if stopped else []:
+        os.kill(pid, signal.SIGSTOP)
     process.kill()
     process.join()
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
