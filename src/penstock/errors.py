@@ -79,6 +79,11 @@ class StorageFull(StorageError):
 class TransientStoreError(StorageError):
     """A failure worth another try."""
 
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """How long the server asked to wait, where it did."""
+
 
 class LedgerError(PenstockError):
     """The ledger cannot be opened or refuses what was asked."""

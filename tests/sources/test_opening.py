@@ -123,7 +123,7 @@ def test_a_glob_without_a_match_is_told(tmp_path: Path) -> None:
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="missing: no such file or folder"):
         open_source(tmp_path / "missing")
-    with pytest.raises(SourceError, match="s3://bucket/x: sources by URL are not supported"):
+    with pytest.raises(SourceError, match="s3://bucket/x: expected a file"):
         open_source("s3://bucket/x")
 
 

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
-
-import orjson
 
 from penstock.blocks.journal import PREFIX, BlockMarker, Journal
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, DatasetHeader, Manifest, SkippedRow
+from penstock.blocks.request import IngestRequest, OnBadRow
 from penstock.blocks.store import read_manifest
 from penstock.blocks.writer import BlockWriter
-from penstock.errors import BadRowError, BlockStoreError, ConfigError, SourceError, differences
+from penstock.errors import BadRowError, BlockStoreError, differences
 from penstock.sources import (
     BadRow,
     Cursor,
     ReadOptions,
     RowBatch,
     Source,
-    open_source,
-    pick_text_column,
-    text_of,
-    where,
+    set_textless_rows_aside,
+    set_tokenless_rows_aside,
 )
-from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.storage import Storage, open_storage
 
 LISTED_SKIPPED_ROWS = 1000
 """How many skipped rows a manifest lists by name; all are counted."""
-
-OnBadRow = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,26 +47,33 @@ def ingest(
     block_bytes: int | None = None,
     *,
     text_column: str | None = None,
+    token_column: str | None = None,
     no_text: bool = False,
     on_bad_row: OnBadRow = "stop",
     encoding: str | None = None,
     whole_files: bool = False,
+    tokens_per_sample: int | None = None,
+    token_dtype: str | None = None,
     dataset_name: str | None = None,
     on_progress: Callable[[IngestProgress], None] | None = None,
 ) -> Manifest:
     """Write `source` as a block store at `dest`, or finish one begun earlier with the same source and options.
 
     Args:
-        source: A file, a folder, a glob, or an open `Source`.
+        source: A file, a folder, a glob, ``hf://name[:config[:split]]``, or an open `Source`.
         dest: Where the block store goes.
         block_size: Samples a block; a block also closes once it holds `block_bytes`.
         block_bytes: Bytes after which a block closes, so that huge rows make small blocks.
         text_column: The column holding the text; found by name where not given.
+        token_column: The column holding token ids, where the source came tokenised; ``input_ids`` is found by itself
+            where there is no text.
         no_text: Store rows of any modality; `get_rows` works on them, `get_chunk` refuses.
         on_bad_row: ``stop`` raises at the first bad row, with all blocks before it kept; ``skip`` counts and lists
             them.
         encoding: Encoding of text files; UTF-8 where not given.
         whole_files: Make one sample of each .txt file instead of one of each line.
+        tokens_per_sample: How many tokens of a .bin or flat .npy file make a sample; 2048 where not given.
+        token_dtype: What numbers a .bin file holds; uint16 where neither this nor the file says.
         dataset_name: Defaults to the source's stem.
         on_progress: Called as the ingest goes.
 
@@ -84,19 +83,35 @@ def ingest(
     Costs one pass over the source and memory for one batch of rows plus one block's index. Running it again on a
     complete store changes nothing. Two writers on one store: the second gets `StorageBusy`.
     """
-    if block_size < 1:
-        raise ConfigError(f"block_size={block_size} cannot hold a sample: expected 1 or more")
-    if block_bytes is not None and block_bytes < 1:
-        raise ConfigError(f"block_bytes={block_bytes} cannot hold a sample: expected 1 or more, or none")
-    if on_bad_row not in ("stop", "skip"):
-        raise ConfigError(f"on_bad_row={on_bad_row!r} is unknown: expected 'stop' or 'skip'")
+    request = IngestRequest(
+        block_size=block_size,
+        block_bytes=block_bytes,
+        text_column=text_column,
+        token_column=token_column,
+        no_text=no_text,
+        on_bad_row=on_bad_row,
+        dataset_name=dataset_name,
+        options=ReadOptions(
+            encoding=encoding,
+            whole_files=whole_files,
+            tokens_per_sample=tokens_per_sample,
+            token_dtype=token_dtype,
+        ),
+    )
     storage = open_storage(dest)
     if isinstance(source, str | os.PathLike):
-        options = ReadOptions(encoding=encoding, whole_files=whole_files)
-        exclude = storage.root if isinstance(storage, LocalStorage) else None
-        source = open_source(source, exclude=exclude, options=options)
-    column = None if no_text else _find_text_column(source, text_column)
-    header = _header(source, block_size, block_bytes, column, dataset_name)
+        source = request.open(source, storage)
+    return run_ingest(storage, source, request.header(source), on_bad_row, on_progress)
+
+
+def run_ingest(
+    storage: Storage,
+    source: Source,
+    header: DatasetHeader,
+    on_bad_row: OnBadRow,
+    on_progress: Callable[[IngestProgress], None] | None,
+) -> Manifest:
+    """Write or finish the data set that `header` describes, as the store's only writer."""
     with storage.exclusive(PREFIX + "writer", purpose="ingesting"):
         return _Ingest(storage, source, header, on_bad_row, on_progress).run()
 
@@ -108,34 +123,7 @@ def process_raw_dataset_to_blocks(
     block_size: int = 100_000,
 ) -> dict[str, Any]:
     """Cut a raw data set into blocks; returns the manifest as a dict. The small face of `ingest`."""
-    return ingest(Path(input_path), output_dir, block_size, dataset_name=dataset_name).as_dict()
-
-
-def _header(
-    source: Source,
-    block_size: int,
-    block_bytes: int | None,
-    text_column: str | None,
-    dataset_name: str | None,
-) -> DatasetHeader:
-    shape = {"block_size": block_size, "block_bytes": block_bytes, "text_column": text_column}
-    identity = orjson.dumps({"version": 1, "revision": source.revision(), **shape}, option=orjson.OPT_SORT_KEYS)
-    return DatasetHeader(
-        dataset_name=dataset_name or source.name,
-        source=source.spec,
-        dataset_id="sha256:" + hashlib.sha256(identity).hexdigest(),
-        **shape,
-    )
-
-
-def _find_text_column(source: Source, wanted: str | None) -> str:
-    for batch in source.batches(Cursor()):
-        if batch.values:
-            try:
-                return pick_text_column(batch.values, wanted)
-            except SourceError as error:
-                raise SourceError(f"{batch.file_name}: {error}") from None
-    return wanted or "text"
+    return ingest(input_path, output_dir, block_size, dataset_name=dataset_name).as_dict()
 
 
 class _Ingest:
@@ -216,7 +204,8 @@ class _Ingest:
 
     def _refuse_other(self, theirs: DatasetHeader) -> None:
         got, expected = asdict(self._header), asdict(theirs)
-        del got["source"], expected["source"]  # how the user spelled it does not matter
+        for name in ("source", "revision"):  # how the user spelled it does not matter, nor a commit beside the data
+            del got[name], expected[name]
         if got == expected:
             return
         different = differences(got, expected)
@@ -231,7 +220,9 @@ class _Ingest:
     def _take(self, batch: RowBatch) -> None:
         """Append a batch's rows, closing blocks as they fill."""
         if self._header.text_column is not None:
-            _set_textless_rows_aside(batch, self._header.text_column)
+            set_textless_rows_aside(batch, self._header.text_column)
+        elif self._header.token_column is not None:
+            set_tokenless_rows_aside(batch, self._header.token_column)
         end = len(batch.lines)
         stop_at = batch.bad[0] if batch.bad and self._on_bad_row == "stop" else None
         if stop_at is not None:
@@ -318,25 +309,3 @@ class _Ingest:
                 bytes_total=total,
             )
         )
-
-
-def _set_textless_rows_aside(batch: RowBatch, column: str) -> None:
-    """Move rows without a string in the text column to the bad ones, keeping everything in order."""
-    if all(type(row.get(column)) is str for row in batch.values):
-        return
-    rest, batch.bad = deque(batch.bad), []
-    lines, values, numbers = batch.lines, batch.values, batch.numbers
-    batch.lines, batch.values, batch.numbers = [], [], []
-    for index in range(len(lines)):
-        while rest and rest[0].before <= index:
-            batch.bad.append(replace(rest.popleft(), before=len(batch.lines)))
-        try:
-            text_of(values[index], column)
-        except SourceError as error:
-            position = where(batch.file_name, numbers[index])
-            batch.bad.append(BadRow(before=len(batch.lines), position=position, reason=str(error)))
-            continue
-        batch.lines.append(lines[index])
-        batch.values.append(values[index])
-        batch.numbers.append(numbers[index])
-    batch.bad += [replace(row, before=len(batch.lines)) for row in rest]

@@ -53,6 +53,10 @@ class DatasetHeader:
     block_size: int
     block_bytes: int | None
     text_column: str | None
+    token_column: str | None = None
+    """The column of token ids, where the source came tokenised."""
+    revision: str | None = None
+    """The version of the source that was read, where it has versions: a Hub repository's commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +83,21 @@ class Manifest:
         """Digest of the identity and of every block's entry: two stores with one fingerprint hold the same."""
         header = self.header
         identity = [header.dataset_id, header.block_size, header.block_bytes, header.text_column]
-        digest = hashlib.sha256(orjson.dumps(identity))
+        digest = hashlib.sha256(orjson.dumps(identity + [header.token_column] * bool(header.token_column)))
         for block in self.blocks:
             digest.update(orjson.dumps(block))
         return "sha256:" + digest.hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as they stand in the file and in ``inspect --json``."""
+        """The fields as they stand in the file and in ``inspect --json``; those added later only where they say
+        something."""
+        header = asdict(self.header)
+        for name in ("token_column", "revision"):
+            if header[name] is None:
+                del header[name]
         return {
             "version": VERSION,
-            **asdict(self.header),
+            **header,
             "fingerprint": self.fingerprint,
             "total_samples": self.total_samples,
             "total_blocks": self.total_blocks,
@@ -111,7 +120,8 @@ class Manifest:
                     f"{where} has version {fields['version']}, expected {VERSION}: "
                     "it was written by another version of penstock; use that one, or ingest again"
                 )
-            header = DatasetHeader(**{name: fields[name] for name in DatasetHeader.__dataclass_fields__})
+            names = DatasetHeader.__dataclass_fields__
+            header = DatasetHeader(**{name: fields[name] for name in names if name in fields})
             manifest = cls(
                 header=header,
                 complete=fields["complete"],

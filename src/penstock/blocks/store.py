@@ -57,7 +57,7 @@ class BlockStore:
         if len(entries) > len(self.manifest.blocks):
             self.manifest = replace(self.manifest, blocks=entries)
         else:
-            self.manifest = _finished(self.storage) or self.manifest
+            self.manifest = finished_manifest(self.storage) or self.manifest
 
     def lines(self, block_id: int, start: int, stop: int) -> list[bytes]:
         """The stored rows ``[start, stop)`` of a block, as JSON, checked against the index's CRC."""
@@ -108,11 +108,11 @@ def _refuse_count(got: int, entry: BlockEntry, start: int, stop: int) -> NoRetur
 
 def read_manifest(storage: Storage) -> Manifest:
     """The manifest of a complete store, or the like made from the journal of one still being written."""
-    manifest = _finished(storage)
+    manifest = finished_manifest(storage)
     if manifest is None:
         growing = _growing(storage)
         # The manifest is written before the journal goes: if it is still not there, the journal was read whole.
-        manifest = _finished(storage) or growing
+        manifest = finished_manifest(storage) or growing
     if manifest is None:
         raise BlockStoreError(
             f"{storage.url} is not a block store: it has no {MANIFEST_KEY}; "
@@ -121,7 +121,8 @@ def read_manifest(storage: Storage) -> Manifest:
     return manifest
 
 
-def _finished(storage: Storage) -> Manifest | None:
+def finished_manifest(storage: Storage) -> Manifest | None:
+    """The manifest of a complete store; None where there is none."""
     try:
         return Manifest.from_json(storage.get(MANIFEST_KEY), f"{storage.url}/{MANIFEST_KEY}")
     except ObjectNotFound:

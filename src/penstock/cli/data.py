@@ -26,15 +26,18 @@ class OnBadRow(StrEnum):
 
 
 def ingest(
-    source: Annotated[str, typer.Argument(help="A file, a folder or a glob; the README lists the formats.")],
+    source: Annotated[str, typer.Argument(help="A file, a folder, a glob or hf://name[:config[:split]].")],
     dest: Annotated[str, typer.Argument(help="The folder the block store goes to.")],
     block_size: Annotated[int, typer.Option(help="Samples a block.")] = 100_000,
     block_bytes: Annotated[int | None, typer.Option(help="Bytes after which a block closes as well.")] = None,
     text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
+    token_column: Annotated[str | None, typer.Option(help="The column of token ids, if it came tokenised.")] = None,
     no_text: Annotated[bool, typer.Option("--no-text", help="Store rows of any kind, not for training.")] = False,
     on_bad_row: Annotated[OnBadRow, typer.Option(help="What to do with a row that cannot be used.")] = OnBadRow.stop,
     encoding: Annotated[str | None, typer.Option(help="Encoding of text files; else UTF-8.")] = None,
     whole_files: Annotated[bool, typer.Option("--whole-files", help="A .txt file is one sample.")] = False,
+    tokens_per_sample: Annotated[int | None, typer.Option(help="Tokens a sample, of flat token files.")] = None,
+    token_dtype: Annotated[str | None, typer.Option(help="Numbers of a .bin file; else uint16.")] = None,
     name: Annotated[str | None, typer.Option(help="The data set's name; else the source's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -48,10 +51,13 @@ def ingest(
             block_size,
             block_bytes,
             text_column=text_column,
+            token_column=token_column,
             no_text=no_text,
             on_bad_row=on_bad_row.value,
             encoding=encoding,
             whole_files=whole_files,
+            tokens_per_sample=tokens_per_sample,
+            token_dtype=token_dtype,
             dataset_name=name,
             on_progress=on_progress,
         )
@@ -142,6 +148,8 @@ def _print_manifest(manifest: Manifest, dest: str) -> None:
             "samples": f"{manifest.total_samples:,}",
             "blocks": f"{len(manifest.blocks):,} of up to {header.block_size:,} samples",
             "size": human_bytes(sum(block.size_bytes for block in manifest.blocks)),
+            **({"revision": header.revision} if header.revision else {}),
+            **({"token column": header.token_column} if header.token_column else {}),
             "text column": header.text_column or "none",
             "skipped rows": manifest.skipped_count,
             "complete": "yes" if manifest.complete else "no: run the same ingest again to finish it",

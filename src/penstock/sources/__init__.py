@@ -10,10 +10,12 @@ writes what comes out of here. One reader a file format; a new format is a new f
 """
 
 from penstock.sources.base import BadRow, Cursor, RowBatch, Source, where
-from penstock.sources.columns import pick_text_column, text_of
+from penstock.sources.columns import pick_columns, pick_text_column, text_of
 from penstock.sources.files import FileSource
 from penstock.sources.formats import ReadOptions
 from penstock.sources.opening import open_source
+from penstock.sources.screening import set_textless_rows_aside, set_tokenless_rows_aside
+from penstock.sources.tokens import tokens_of
 
 __all__ = [
     "BadRow",
@@ -23,7 +25,11 @@ __all__ = [
     "RowBatch",
     "Source",
     "open_source",
+    "pick_columns",
     "pick_text_column",
+    "set_textless_rows_aside",
+    "set_tokenless_rows_aside",
     "text_of",
+    "tokens_of",
     "where",
 ]

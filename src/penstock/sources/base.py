@@ -94,6 +94,11 @@ class Source(Protocol):
         """A short name for the data set made of it."""
         ...
 
+    @property
+    def pinned(self) -> str | None:
+        """The version being read, where the spec alone would mean another one tomorrow: a Hub repository's commit."""
+        ...
+
     def revision(self) -> dict[str, Any]:
         """What identifies this very content without reading all of it; JSON."""
         ...

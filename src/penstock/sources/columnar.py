@@ -39,7 +39,7 @@ def read_parquet(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]
             at = replace(start, offset=group, row=row, skip=0)
             rows = _batch_rows(facts.num_rows, facts.total_byte_size)
             for batch in source.iter_batches(batch_size=rows, row_groups=[group]):
-                yield _rows(batch, name, at)
+                yield rows_of(batch, name, at)
                 at = at.plus(batch.num_rows)
             row += facts.num_rows
             if at.skip != facts.num_rows:
@@ -61,7 +61,7 @@ def read_arrow(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]:
             at = replace(start, offset=number, row=row, skip=0)
             rows = _batch_rows(batch.num_rows, batch.nbytes)
             for first in range(0, batch.num_rows, rows):
-                yield _rows(batch.slice(first, rows), name, at.plus(first))
+                yield rows_of(batch.slice(first, rows), name, at.plus(first))
             row += batch.num_rows
     except (pa.ArrowException, OSError, EOFError) as error:
         raise SourceError(f"{name}: not a sound Arrow file: {error}") from error
@@ -96,7 +96,8 @@ def _batch_rows(rows: int, size_bytes: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
-def _rows(batch: pa.RecordBatch, name: str, at: Cursor) -> RowBatch:
+def rows_of(batch: pa.RecordBatch, name: str, at: Cursor) -> RowBatch:
+    """A record batch's rows; what cannot be one is a bad row."""
     result = RowBatch(file_name=name, start=at)
     first = at.row + at.skip + 1
     try:

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import SourceError
+from penstock.sources.tokens import TOKEN_COLUMN
 
 TEXT_COLUMNS = ("text", "content", "document", "article", "body", "passage", "sentence", "story", "code", "abstract")
 """Looked for in this order when the user names no column."""
@@ -25,7 +28,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "
 
 def pick_text_column(rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
     """Choose where the text is by the first rows: what the user names, else a known name, a chat, instructions."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = _columns(rows)
     if wanted is not None:
         if wanted in columns or ("," in wanted and set(wanted.split(",")) & set(columns)):
             return wanted
@@ -41,6 +44,28 @@ def pick_text_column(rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
     if any(isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str) for row in rows):
         return INSTRUCTION_COLUMNS
     raise SourceError(f"no text column found among {_listed(columns)}: name it with --text-column")
+
+
+def pick_columns(
+    rows: Sequence[dict[str, Any]], *, text: str | None = None, tokens: str | None = None
+) -> tuple[str | None, str | None]:
+    """Choose the text column or, where the rows come tokenised and hold no text, the token column; the other is None.
+
+    Args:
+        rows: The first rows.
+        text: The text column, where the user names it.
+        tokens: The token column, where the user names it.
+    """
+    if tokens is not None:
+        if any(tokens in row for row in rows):
+            return None, tokens
+        raise SourceError(f"no column {tokens!r}: the rows have {_listed(_columns(rows))}: name one of them")
+    try:
+        return pick_text_column(rows, text), None
+    except SourceError:
+        if text is None and any(isinstance(row.get(TOKEN_COLUMN), list | np.ndarray) for row in rows):
+            return None, TOKEN_COLUMN
+        raise
 
 
 def text_of(row: dict[str, Any], column: str) -> str:
@@ -82,6 +107,10 @@ def _turn(message: dict[str, Any], column: str) -> str:
     if not isinstance(role, str) or not isinstance(content, str):
         raise SourceError(f"column {column!r} holds a chat whose turn is no text: {message!r:.80}")
     return f"<|{_ROLES.get(role, role)}|>\n{content}\n"
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def _listed(columns: list[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from penstock.errors import SourceError
 from penstock.sources import lines as lines_module
 from penstock.sources.base import BadRow, Cursor, RowBatch, refuse_unless_utf8, where
-from penstock.sources.streams import FAILURES, advance
+from penstock.sources.streams import FAILURES, go_to
 from penstock.sources.values import json_line
 
 _FIELD_CHARACTERS = 256 << 20
@@ -64,7 +64,7 @@ def _read(file: BinaryIO, name: str, start: Cursor, delimiter: str) -> Iterator[
     if columns is None:
         return
     if start.offset:
-        advance(file, start.offset if file.seekable() else start.offset - lines.offset)
+        go_to(file, start.offset, given=lines.offset)
         lines.offset, lines.count = start.offset, start.row
     records = csv.reader(lines, delimiter=delimiter, strict=True)
     while not lines.ended:

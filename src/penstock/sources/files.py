@@ -10,7 +10,8 @@ from typing import Any, BinaryIO, cast
 from penstock.errors import SourceError, StorageError
 from penstock.sources.base import Cursor, RowBatch, refuse_unless_utf8
 from penstock.sources.formats import FORMATS, ReadOptions, read_file, reads_about, refuse_unknown
-from penstock.storage import ObjectInfo, Storage
+from penstock.sources.megatron import is_megatron_index, read_sequences
+from penstock.storage import HubStorage, ObjectInfo, ReadableStorage
 
 _PROBE_BYTES = 64 << 10
 
@@ -19,7 +20,7 @@ class FileSource:
     """Files of one storage, read one after the other in the order given."""
 
     def __init__(
-        self, *, spec: str, name: str, storage: Storage, keys: Sequence[str], options: ReadOptions | None = None
+        self, *, spec: str, name: str, storage: ReadableStorage, keys: Sequence[str], options: ReadOptions | None = None
     ) -> None:
         if not keys:
             raise SourceError(f"{spec}: no files to read: expected one of {', '.join(sorted(FORMATS))}")
@@ -43,9 +44,15 @@ class FileSource:
     def name(self) -> str:
         return self._name
 
+    @property
+    def pinned(self) -> str | None:
+        return self._storage.commit if isinstance(self._storage, HubStorage) else None
+
     def revision(self) -> dict[str, Any]:
-        """Names, sizes and a digest of each file's first and last bytes: a changed file is a changed source."""
-        files = [self._probe(key) for key in self._keys]
+        """Names, sizes, and the store's word for the content or a digest of its first and last bytes: a changed file is
+        a changed source."""
+        companions = [self._index_of(key) for key in self._keys]
+        files = [self._probe(key) for key in [*self._keys, *filter(None, companions)]]
         # Only what differs from the usual is told, so that an option added later changes no identity.
         chosen = {name: value for name, value in asdict(self._options).items() if value}
         return {"kind": "files", "files": files, **({"options": chosen} if chosen else {})}
@@ -77,7 +84,7 @@ class FileSource:
             with self._storage.reader(key) as raw:
                 file = cast(BinaryIO, _Counted(raw)) if reads_about(key) else raw
                 self._open = (index, file)
-                for batch in read_file(file, key, replace(start, skip=0), self._options):
+                for batch in self._rows(file, key, replace(start, skip=0)):
                     to_skip = _drop_taken(batch, to_skip)
                     if batch.lines or batch.bad:
                         yield batch
@@ -86,6 +93,19 @@ class FileSource:
         if to_skip:
             raise SourceError(f"{key} ended {to_skip} rows before the place to continue from: the file has changed")
 
+    def _rows(self, file: BinaryIO, key: str, start: Cursor) -> Iterator[RowBatch]:
+        index_key = self._index_of(key)
+        if index_key is None:
+            return read_file(file, key, start, self._options)
+        return read_sequences(file, key, start, self._storage, index_key)
+
+    def _index_of(self, key: str) -> str | None:
+        """The index that says where the sequences of a file of tokens end, where it has one."""
+        if not key.endswith(".bin"):
+            return None
+        index_key = key.removesuffix(".bin") + ".idx"
+        return index_key if self._storage.exists(index_key) and is_megatron_index(self._storage, index_key) else None
+
     def _head(self, key: str) -> ObjectInfo:
         try:
             return self._storage.head(key)
@@ -93,7 +113,10 @@ class FileSource:
             raise SourceError(f"{self._spec}: {error}") from error
 
     def _probe(self, key: str) -> dict[str, Any]:
-        size = self._head(key).size_bytes
+        info = self._head(key)
+        size = info.size_bytes
+        if info.version is not None:
+            return {"name": key, "size_bytes": size, "version": info.version}
         try:
             head = self._storage.get_range(key, 0, min(size, _PROBE_BYTES))
             tail = self._storage.get_range(key, max(0, size - _PROBE_BYTES), size)

@@ -17,8 +17,9 @@ from penstock.sources.columnar import read_arrow, read_parquet
 from penstock.sources.delimited import read_csv, read_tsv
 from penstock.sources.json_values import read_json
 from penstock.sources.jsonl import read_jsonl
-from penstock.sources.streams import CODECS, DAMAGE, advance, decompressed, transcoded
+from penstock.sources.streams import CODECS, DAMAGE, decompressed, go_to, transcoded
 from penstock.sources.text import read_text_file, read_text_lines
+from penstock.sources.tokens import TokenOptions, read_bin, read_npy
 
 _SPOOL_BYTES = 64 << 20
 """A compressed file that must be read out of order is unpacked: up to this size in memory, beyond it on disk."""
@@ -32,8 +33,17 @@ class ReadOptions:
     """Encoding of text files, by any of its names; UTF-8 where not given, and then what is not UTF-8 is a bad row."""
     whole_files: bool = False
     """Whether a .txt file is one sample instead of one a line."""
+    tokens_per_sample: int | None = None
+    """How many tokens of a flat file of tokens make a sample; see `TokenOptions`."""
+    token_dtype: str | None = None
+    """What numbers a file of raw tokens holds; see `TokenOptions`."""
+
+    @property
+    def tokens(self) -> TokenOptions:
+        return TokenOptions(tokens_per_sample=self.tokens_per_sample, token_dtype=self.token_dtype)
 
     def __post_init__(self) -> None:
+        _ = self.tokens  # checks them
         if self.encoding is None:
             return
         try:
@@ -50,7 +60,9 @@ class ReadOptions:
 class Format:
     """How files of one kind are read."""
 
-    read: Callable[[BinaryIO, str, Cursor], Iterator[RowBatch]]
+    read: Callable[[BinaryIO, str, Cursor], Iterator[RowBatch]] | None = None
+    read_tokens: Callable[[BinaryIO, str, Cursor, TokenOptions], Iterator[RowBatch]] | None = None
+    """The same for files of tokens, which do not say all of what they are."""
     from_offset: bool = False
     """Whether the reader wants its stream at the cursor's byte offset; others find their place themselves."""
     is_text: bool = True
@@ -65,11 +77,13 @@ _JSONL = Format(read=read_jsonl, from_offset=True)
 
 FORMATS: dict[str, Format] = {
     ".arrow": Format(read=read_arrow, is_text=False, random_access=True),
+    ".bin": Format(read_tokens=read_bin, is_text=False),
     ".csv": Format(read=read_csv),
     ".json": Format(read=read_json),
     ".jsonl": _JSONL,
     ".md": _WHOLE,
     ".ndjson": _JSONL,
+    ".npy": Format(read_tokens=read_npy, is_text=False),
     ".parquet": Format(read=read_parquet, is_text=False, random_access=True),
     ".py": _WHOLE,
     ".rst": _WHOLE,
@@ -146,8 +160,11 @@ def _read(file: BinaryIO, name: str, start: Cursor, options: ReadOptions) -> Ite
     if options.encoding and form.is_text:
         stream = transcoded(stream, options.encoding)
     if form.from_offset:
-        advance(stream, start.offset)
-    yield from form.read(stream, name, replace(start, skip=0))
+        go_to(stream, start.offset)
+    if form.read_tokens is not None:
+        yield from form.read_tokens(stream, name, replace(start, skip=0), options.tokens)
+    elif form.read is not None:
+        yield from form.read(stream, name, replace(start, skip=0))
 
 
 def _is_readable_member(name: str) -> bool:

@@ -12,7 +12,7 @@ import orjson
 from penstock.errors import SourceError
 from penstock.sources import lines as lines_module
 from penstock.sources.base import BadRow, Cursor, RowBatch, where
-from penstock.sources.streams import FAILURES, advance, read_some
+from penstock.sources.streams import FAILURES, go_to, read_some
 from penstock.sources.values import json_kind
 
 _READ_BYTES = 1 << 20
@@ -93,7 +93,7 @@ class _Values:
         if offset <= known:
             self._place = offset - self._base
             return
-        advance(self._file, offset if self._file.seekable() else offset - known)
+        go_to(self._file, offset, given=known)
         self._buffer.clear()
         self._base, self._place = offset, 0
 

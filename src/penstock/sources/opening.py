@@ -13,6 +13,7 @@ from penstock.errors import SourceError
 from penstock.sources.base import Source
 from penstock.sources.files import FileSource
 from penstock.sources.formats import ReadOptions, can_read
+from penstock.sources.hub_spec import SCHEME
 from penstock.sources.saved import saved_dataset_files
 from penstock.storage import LocalStorage
 
@@ -20,15 +21,29 @@ _log = logging.getLogger(__name__)
 
 
 def open_source(
-    spec: str | os.PathLike[str], *, exclude: Path | None = None, options: ReadOptions | None = None
+    spec: str | os.PathLike[str],
+    *,
+    exclude: Path | None = None,
+    options: ReadOptions | None = None,
+    pinned: str | None = None,
+    want_text: bool = False,
 ) -> Source:
-    """Open a file, a folder (recursively, sorted, without hidden and linked folders) or a glob.
+    """Open a file, a folder (recursively, sorted, without hidden and linked folders), a glob, or ``hf://...``.
 
-    `exclude` is a folder never to read from: where the output goes. A single file is what it is, wherever it lies.
+    Args:
+        spec: What the user wrote.
+        exclude: A folder never to read from: where the output goes. A single file is what it is, wherever it lies.
+        options: How files are read.
+        pinned: `Source.pinned` of an earlier opening, to get that very version again.
+        want_text: Refuse what is known to hold no text.
     """
     text = os.fspath(spec)
+    if text.startswith(SCHEME):
+        from penstock.sources.hub import open_hub
+
+        return open_hub(text, options=options, pinned=pinned, want_text=want_text)
     if "://" in text:
-        raise SourceError(f"{text}: sources by URL are not supported: expected a file, a folder or a glob")
+        raise SourceError(f"{text}: expected a file, a folder, a glob or hf://name[:config[:split]]")
     path = Path(text)
     if text.startswith("~/"):
         path = path.expanduser()

@@ -151,16 +151,24 @@ def transcoded(file: BinaryIO, encoding: str) -> BinaryIO:
     return unseekable(_Transcoded(file, encoding))
 
 
-def advance(file: BinaryIO, offset: int) -> None:
-    """Go to a byte offset from the start of a stream: by seeking where it can, else by reading up to there."""
-    if not offset:
-        return
+def go_to(file: BinaryIO, offset: int, given: int = 0) -> None:
+    """Go to a byte offset from the start of a stream: by seeking where it can, else by reading up to there; then
+    `given` says how many bytes were read already."""
     if file.seekable():
         file.seek(offset)
         return
-    left = offset
+    left = offset - given
     while left:
         data = file.read(min(left, BUFFER_BYTES))
         if not data:
             raise SourceError(f"ended {left} bytes before the place to continue from: the file has changed")
         left -= len(data)
+
+
+def read_whole(file: BinaryIO, size: int) -> bytes:
+    """So many bytes, fewer only at the end of the stream."""
+    pieces = []
+    while size and (data := file.read(size)):
+        pieces.append(data)
+        size -= len(data)
+    return b"".join(pieces)

@@ -2,14 +2,26 @@
 
     caller ── key ──► Storage ──► local folder           (objects are files; temp file, fsync, rename)
                                   object store           (same contract, same tests)
+                                  Hub repository         (`ReadableStorage`: its files at one commit)
 
-The one contract is `Storage` in `base.py`; `open_storage` picks the backend by URL. Below: nothing but `faults` and
+The one contract is `Storage` in `base.py`, with `ReadableStorage` as the half that sources need; `open_storage` picks
+the backend by URL. Below: nothing but `faults` and
 `errors`. Above: sources read through it, blocks and checkpoints live on it. Errors are translated here, once: no caller
 sees an `OSError`. Retrying belongs here and nowhere else.
 """
 
-from penstock.storage.base import ObjectInfo, ObjectWriter, Storage
+from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
+from penstock.storage.hub import HubStorage, open_hub_repository
 from penstock.storage.local import LocalStorage
 from penstock.storage.opening import open_storage
 
-__all__ = ["LocalStorage", "ObjectInfo", "ObjectWriter", "Storage", "open_storage"]
+__all__ = [
+    "HubStorage",
+    "LocalStorage",
+    "ObjectInfo",
+    "ObjectWriter",
+    "ReadableStorage",
+    "Storage",
+    "open_hub_repository",
+    "open_storage",
+]

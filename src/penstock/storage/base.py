@@ -14,6 +14,8 @@ class ObjectInfo:
 
     key: str
     size_bytes: int
+    version: str | None = None
+    """What the store calls this very content (a blob's hash, an ETag); None where it has no name for it."""
 
 
 class ObjectWriter(Protocol):
@@ -26,17 +28,8 @@ class ObjectWriter(Protocol):
     def __exit__(self, *exc_info: object) -> None: ...
 
 
-@runtime_checkable
-class Storage(Protocol):
-    """Objects by key: relative paths with forward slashes, such as ``blocks/block_00000.jsonl``.
-
-    Atomicity: a reader sees an object whole, or its predecessor, or none; never a part, not even after power loss.
-    Durability: when `put` returns or a writer's ``with`` block ends, the object survives power loss (one fsync of the
-    object and one of its folder; on an object store, one request).
-    Safety: an instance may be shared by threads and pickled to spawned processes; it holds no open handles.
-    Failures: `ObjectNotFound`, `AccessDenied`, `PreconditionFailed`, `StorageBusy`, `StorageFull`, otherwise
-    `StorageError`; each names the object. A key or a range that cannot be one is a `ConfigError`.
-    """
+class ReadableStorage(Protocol):
+    """Objects by key, to read: all that a source needs. Failures and safety as for `Storage`."""
 
     @property
     def url(self) -> str:
@@ -52,19 +45,7 @@ class Storage(Protocol):
         ...
 
     def reader(self, key: str, start: int = 0) -> BinaryIO:
-        """Open an object for sequential reading from a byte offset; the caller closes it."""
-        ...
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write a whole object, replacing any other under this key. Idempotent."""
-        ...
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """Write a whole object unless the key is taken: then `PreconditionFailed`, and nothing changes."""
-        ...
-
-    def writer(self, key: str) -> ObjectWriter:
-        """Write an object piece by piece in memory bounded by the pieces."""
+        """Open an object for reading from a byte offset; the caller closes it. Made for reading on; it can seek."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
@@ -77,6 +58,31 @@ class Storage(Protocol):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, sorted by key; unfinished writes are not among them."""
+        ...
+
+
+@runtime_checkable
+class Storage(ReadableStorage, Protocol):
+    """Objects by key: relative paths with forward slashes, such as ``blocks/block_00000.jsonl``.
+
+    Atomicity: a reader sees an object whole, or its predecessor, or none; never a part, not even after power loss.
+    Durability: when `put` returns or a writer's ``with`` block ends, the object survives power loss (one fsync of the
+    object and one of its folder; on an object store, one request).
+    Safety: an instance may be shared by threads and pickled to spawned processes; it holds no open handles.
+    Failures: `ObjectNotFound`, `AccessDenied`, `PreconditionFailed`, `StorageBusy`, `StorageFull`, otherwise
+    `StorageError`; each names the object. A key or a range that cannot be one is a `ConfigError`.
+    """
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a whole object, replacing any other under this key. Idempotent."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """Write a whole object unless the key is taken: then `PreconditionFailed`, and nothing changes."""
+        ...
+
+    def writer(self, key: str) -> ObjectWriter:
+        """Write an object piece by piece in memory bounded by the pieces."""
         ...
 
     def delete(self, key: str) -> None:

@@ -1,0 +1,70 @@
+"""Data sets of the Hugging Face Hub as sources: pinned to a commit, read file by file."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from penstock.errors import ObjectNotFound, SourceError, StorageError
+from penstock.sources.base import Source
+from penstock.sources.files import FileSource
+from penstock.sources.formats import ReadOptions
+from penstock.sources.hub_files import choose_files
+from penstock.sources.hub_spec import HubSpec, parse_hub_spec
+from penstock.sources.modalities import refuse_untrainable
+from penstock.sources.streamed import StreamedSource
+from penstock.storage import HubStorage, LocalStorage, ReadableStorage, open_hub_repository
+
+
+def open_hub(text: str, *, options: ReadOptions | None, pinned: str | None, want_text: bool) -> Source:
+    """Open what ``hf://...`` names.
+
+    Args:
+        text: See `hub_spec`.
+        options: How files are read.
+        pinned: The commit an ingest began with, which it must end with; else the newest is taken and pinned.
+        want_text: Whether the rows are to be trained on; data sets of other modalities are then refused.
+    """
+    spec = parse_hub_spec(text)
+    storage = _repository(spec, pinned)
+    if want_text and isinstance(storage, HubStorage):
+        refuse_untrainable(spec.text, storage.tags)
+    if spec.pattern is not None:
+        keys = [info.key for info in storage.list() if _matches(info.key, spec.pattern)]
+        if not keys:
+            raise SourceError(f"{text}: no file of {storage.url} matches {spec.pattern!r}")
+        return FileSource(spec=text, name=spec.stem, storage=storage, keys=keys, options=options)
+    try:
+        chosen = choose_files(storage, spec.name, spec.first, spec.split)
+    except StorageError as error:
+        raise SourceError(f"{text}: {error}") from error
+    if chosen.is_plain:
+        return FileSource(spec=text, name=spec.stem, storage=storage, keys=chosen.keys, options=options)
+    return StreamedSource(spec=text, name=spec.stem, storage=storage, chosen=chosen)
+
+
+def _repository(spec: HubSpec, pinned: str | None) -> ReadableStorage:
+    folder = spec.folder
+    if folder is not None:
+        if not folder.is_dir():
+            raise SourceError(f"{spec.text}: there is no folder {folder}: expected one laid out like a Hub repository")
+        return LocalStorage(folder.resolve())
+    try:
+        return open_hub_repository(spec.name, pinned or spec.revision)
+    except ObjectNotFound as error:
+        raise SourceError(f"{spec.text}: {error}: check the spelling of its name and revision") from error
+    except StorageError as error:
+        raise SourceError(f"{spec.text}: {error}") from error
+
+
+def _matches(key: str, pattern: str) -> bool:
+    """A path, a folder, or a pattern whose ** crosses folders and whose * does not."""
+    parts, wanted = key.split("/"), pattern.rstrip("/").split("/")
+    return parts[: len(wanted)] == wanted or _match(parts, wanted)
+
+
+def _match(parts: list[str], wanted: list[str]) -> bool:
+    if not wanted:
+        return not parts
+    if wanted[0] == "**":
+        return any(_match(parts[skip:], wanted[1:]) for skip in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and _match(parts[1:], wanted[1:])

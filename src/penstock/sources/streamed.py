@@ -1,0 +1,69 @@
+"""Rows of a Hub repository as `datasets` streams them: for layouts the readers of this package do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.errors import SourceError
+from penstock.sources.base import Cursor, RowBatch
+from penstock.sources.columnar import BATCH_ROWS, rows_of
+from penstock.sources.hub_files import Chosen, repository_path
+from penstock.storage import HubStorage, ReadableStorage
+
+
+class StreamedSource:
+    """A config and a split, streamed row by row. Going on from a cursor reads up to there again."""
+
+    def __init__(self, *, spec: str, name: str, storage: ReadableStorage, chosen: Chosen) -> None:
+        self._spec = spec
+        self._name = name
+        self._storage = storage
+        self._chosen = chosen
+
+    @property
+    def spec(self) -> str:
+        return self._spec
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def pinned(self) -> str | None:
+        return self._storage.commit if isinstance(self._storage, HubStorage) else None
+
+    def revision(self) -> dict[str, Any]:
+        files = [self._storage.head(key) for key in self._chosen.keys]
+        told = [{"name": file.key, "size_bytes": file.size_bytes, "version": file.version} for file in files]
+        return {"kind": "streamed", "config": self._chosen.config, "split": self._chosen.split, "files": told}
+
+    def batches(self, cursor: Cursor) -> Iterator[RowBatch]:
+        taken = cursor.row + cursor.skip
+        place = f"{self._name}[{self._chosen.split}]"
+        tables = self._tables(place, taken)
+        for table in tables:
+            for batch in table.combine_chunks().to_batches():
+                yield rows_of(batch, place, Cursor(row=taken))
+                taken += batch.num_rows
+
+    def size_bytes(self) -> None:
+        return None
+
+    def position_bytes(self, cursor: Cursor) -> None:
+        return None
+
+    def _tables(self, place: str, skip: int) -> Iterator[Any]:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(
+                repository_path(self._storage),
+                self._chosen.config,
+                split=self._chosen.split,
+                revision=self.pinned,
+                streaming=True,
+            )
+            yield from rows.skip(skip).with_format("arrow").iter(batch_size=BATCH_ROWS)
+        except Exception as error:
+            raise SourceError(f"{place}: cannot be read after row {skip}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,244 @@
+"""A Hub on loopback: the requests that reading and searching data sets take, answered from a folder of repositories."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE = 3
+"""Files a page of a listing, so that every repository has several."""
+
+
+@dataclass
+class Fault:
+    """What happens to the next requests whose path contains a word."""
+
+    word: str
+    times: int
+    status: int = 0
+    """Answer with this status; 0 cuts the connection in the middle of the body."""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Repository:
+    """One data set: commits by name, each a folder of files."""
+
+    commits: dict[str, Path]
+    branches: dict[str, str]
+    tags: list[str] = field(default_factory=list)
+    private: bool = False
+
+
+@dataclass
+class Hub:
+    """A running Hub. `repositories` may be changed while it runs."""
+
+    url: str = ""
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    ranges: bool = True
+    """Whether it knows ranges; else every answer is the whole file."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """How often each path was asked for."""
+    sent: list[dict[str, str]] = field(default_factory=list)
+    """The headers of each request, in lower case."""
+    elsewhere: str | None = None
+    """Where files really are: another server that a request for one is sent to."""
+
+    def add(self, name: str, folder: Path, **more: Any) -> str:
+        """Publish a folder as a data set's newest commit; returns the commit."""
+        content = b"".join(
+            f"{path.relative_to(folder)}".encode() + path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        )
+        commit = hashlib.sha1(content).hexdigest()
+        found = self.repositories.setdefault(name, Repository({}, {}, **more))
+        found.commits[commit] = folder
+        found.branches["main"] = commit
+        return commit
+
+    def commit_of(self, repository: Repository, revision: str) -> str | None:
+        commit = repository.branches.get(revision, revision)
+        return commit if commit in repository.commits else None
+
+
+@contextmanager
+def hub_server() -> Iterator[Hub]:
+    """A Hub that answers on loopback until the block ends."""
+    hub = Hub()
+
+    class Handler(_Handler):
+        pass
+
+    Handler.hub = hub
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self._answer(body)
+
+    def _answer(self, body: bytes = b"") -> None:
+        path = urlsplit(self.path).path
+        self.hub.requests[path] += 1
+        self.hub.sent.append({name.lower(): value for name, value in self.headers.items()})
+        fault = next((fault for fault in self.hub.faults if fault.times and fault.word in path), None)
+        if fault is not None:
+            fault.times -= 1
+            if fault.status:
+                self._send(fault.status, b'{"error": "as told"}', fault.headers)
+                return
+        parts = unquote(path).strip("/").split("/")
+        if parts == ["api", "datasets"]:
+            self._search()
+        elif parts[:2] == ["api", "datasets"]:
+            self._api(parts[2:], body)
+        elif parts[0] == "datasets" and "resolve" in parts:
+            at = parts.index("resolve")
+            self._file("/".join(parts[1:at]), parts[at + 1], "/".join(parts[at + 2 :]), cut=fault is not None)
+        else:
+            self._send(404, b"{}")
+
+    def _search(self) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        word = query.get("search", [""])[0]
+        wanted = query.get("filter", [])
+        found = [
+            {"id": name, "downloads": 7, "likes": 1, "tags": repository.tags, "gated": False, "private": False}
+            for name, repository in sorted(self.hub.repositories.items())
+            if word in name and all(tag in repository.tags for tag in wanted)
+        ]
+        self._send(200, json.dumps(found[: int(query.get("limit", ["100"])[0])]).encode())
+
+    def _api(self, parts: list[str], body: bytes) -> None:
+        verb = next((word for word in ("revision", "tree", "paths-info") if word in parts), None)
+        at = parts.index(verb) if verb else len(parts)
+        name = "/".join(parts[:at])
+        if name in self.hub.renamed:
+            target = "/".join(["", "api", "datasets", self.hub.renamed[name], *parts[at:]])
+            self._send(307, b"", {"Location": target})
+            return
+        repository = self._repository(name)
+        if repository is None:
+            return
+        revision = "/".join(parts[at + 1 :]) if verb == "revision" else parts[at + 1] if verb else "main"
+        commit = self.hub.commit_of(repository, revision)
+        if commit is None:
+            self._send(404, b'{"error": "no such revision"}', {"X-Error-Code": "RevisionNotFound"})
+            return
+        if verb in (None, "revision"):
+            files = [{"rfilename": str(path)} for path in _files(repository.commits[commit])]
+            told = {"id": name, "sha": commit, "tags": repository.tags, "siblings": files, "private": False}
+            self._send(200, json.dumps(told).encode())
+        elif verb == "tree":
+            self._tree(name, repository.commits[commit], commit, "/".join(parts[at + 2 :]))
+        else:
+            wanted = json.loads(body)["paths"]
+            entries = [entry for entry in _entries(repository.commits[commit]) if entry["path"] in wanted]
+            self._send(200, json.dumps(entries).encode())
+
+    def _tree(self, name: str, folder: Path, commit: str, below: str) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        entries = [entry for entry in _entries(folder) if entry["path"].startswith(below)]
+        first = int(query.get("cursor", ["0"])[0])
+        headers = {}
+        if first + PAGE < len(entries):
+            following = f"{self.hub.url}/api/datasets/{name}/tree/{commit}?recursive=true&cursor={first + PAGE}"
+            headers["Link"] = f'<{following}>; rel="next"'
+        self._send(200, json.dumps(entries[first : first + PAGE]).encode(), headers)
+
+    def _file(self, name: str, revision: str, key: str, *, cut: bool) -> None:
+        repository = self._repository(name)
+        if repository is None:
+            return
+        commit = self.hub.commit_of(repository, revision)
+        path = repository.commits[commit] / key if commit else Path()
+        if commit is None or not path.is_file():
+            self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            return
+        if self.hub.elsewhere:
+            self._send(302, b"", {"Location": f"{self.hub.elsewhere}{self.path}"})
+            return
+        data = path.read_bytes()
+        headers = {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        status, asked = 200, self.headers.get("range")
+        if asked and self.hub.ranges:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            stop = min(len(data), int(last) + 1) if last else len(data)
+            headers["Content-Range"] = f"bytes {first}-{stop - 1}/{len(data)}"
+            data, status = data[int(first) : stop], 206
+        self._send(status, data, headers, cut=cut)
+
+    def _repository(self, name: str) -> Repository | None:
+        found = self.hub.repositories.get(name)
+        if found is None or (found.private and "authorization" not in self.headers):
+            self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return None
+        return found
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if cut:
+            self.wfile.flush()
+            self.close_connection = True
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            found.append({"type": "directory", "path": name, "oid": "0" * 40, "size": 0})
+        else:
+            data = path.read_bytes()
+            found.append({"type": "file", "path": name, "oid": _oid(data), "size": len(data)})
+    return found
+
+
+def _oid(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()
