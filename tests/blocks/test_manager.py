@@ -78,7 +78,7 @@ def test_a_store_without_text_gives_rows_and_refuses_chunks(tmp_path: Path) -> N
     ingest(write_jsonl(tmp_path / "rows.jsonl", rows), tmp_path / "out", no_text=True)
     manager = BlockManager(tmp_path / "out")
     assert manager.get_rows(0, 0) == rows
-    with pytest.raises(BlockStoreError, match=r"without a text column: read it with get_rows"):
+    with pytest.raises(BlockStoreError, match=r"has no text column: read it with get_rows"):
         manager.get_chunk(0, 0)
 
 

@@ -223,9 +223,13 @@ def test_a_moved_data_set_can_be_named_to_the_audit(tmp_path: Path) -> None:
     penstock("picture", tmp_path / "run", "--dataset-file", tmp_path / "moved")
 
 
-def test_a_raw_file_in_place_of_a_data_set_is_named_as_such(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    told = penstock("train", "--dataset-file", tmp_path / "a.jsonl", check=1).stderr
+def test_a_raw_file_can_be_trained_on_and_inspecting_it_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    arguments = ("--dataset-file", tmp_path / "a.jsonl", "--run", tmp_path / "run", "--vocab-size", "300")
+    told = penstock("train", *arguments, "--model", "counting", "--stop-after-epoch")
+    assert "the epoch is complete" in told.stdout
+    assert "holds" in penstock("audit", tmp_path / "run").stdout
+    told = penstock("inspect", tmp_path / "a.jsonl", check=1).stderr
     assert f"make one of it with `penstock ingest {tmp_path}/a.jsonl DEST`" in told
 
 

@@ -53,6 +53,8 @@ class Hub:
     """How often each path was asked for."""
     sent: list[dict[str, str]] = field(default_factory=list)
     """The headers of each request, in lower case."""
+    gates: dict[str, threading.Event] = field(default_factory=dict)
+    """Requests whose path contains a word wait for an event."""
     elsewhere: str | None = None
     """Where files really are: another server that a request for one is sent to."""
 
@@ -117,6 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         self.hub.requests[path] += 1
         self.hub.sent.append({name.lower(): value for name, value in self.headers.items()})
+        for word, gate in self.hub.gates.items():
+            if word in path:
+                gate.wait(60)
         fault = next((fault for fault in self.hub.faults if fault.times and fault.word in path), None)
         if fault is not None:
             fault.times -= 1

@@ -104,3 +104,28 @@ def test_a_chunk_that_does_not_exist_is_refused(feed: ChunkFeed) -> None:
 def test_a_batch_without_room_for_a_sequence_is_refused(store: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="batch_size=0 holds no sequence: expected 1 or more"):
         new_feed(store, tokenizer, batch_size=0)
+
+
+def token_store(folder: Path, rows: list[list[int]]) -> Path:
+    (folder / "tokens.jsonl").write_bytes(b"".join(orjson.dumps({"input_ids": ids}) + b"\n" for ids in rows))
+    ingest(folder / "tokens.jsonl", folder / "tokens", block_size=4)
+    return folder / "tokens"
+
+
+def test_samples_that_came_tokenised_are_packed_as_they_are(
+    tmp_path: Path, feed: ChunkFeed, tokenizer: Tokenizer
+) -> None:
+    encoded = tokenizer.encode(TEXTS)
+    bounds = zip(encoded.offsets[:-1], encoded.offsets[1:], strict=True)
+    store = token_store(tmp_path, [encoded.ids[start:stop].tolist() for start, stop in bounds])
+    tokens_feed = new_feed(store, tokenizer)
+    for ref in CHUNKS:
+        assert_same(list(tokens_feed.batches(ref)), list(feed.batches(ref)))
+
+
+def test_tokens_the_tokenizer_does_not_have_are_refused_with_their_sample(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    store = token_store(tmp_path, [[1, 2], [3], [4], [5, 6], [7], [8, tokenizer.vocab_size, 9]])
+    feed = new_feed(store, tokenizer)
+    assert [batch.sample_ids.tolist() for batch in feed.batches(ChunkRef(0, 0))] == [[0, 1, 2]]
+    with pytest.raises(ConfigError, match=rf"sample 5 holds token {tokenizer.vocab_size}, the tokenizer has"):
+        feed.window(ChunkRef(1, 0))

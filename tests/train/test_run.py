@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 
@@ -14,6 +16,7 @@ from equipment.hooks import Recorder
 from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store, weights
 from penstock.blocks import ingest
 from penstock.errors import CheckpointError, ConfigError, LedgerMismatch, StorageBusy, StorageError, TrainError
+from penstock.feed import train_tokenizer
 from penstock.observe.run_folder import RunFolder
 from penstock.storage import LocalStorage
 from penstock.train.run import run_training
@@ -226,6 +229,31 @@ def test_an_empty_data_set_is_refused(tmp_path: Path, run_dir: Path) -> None:
     with pytest.raises(ConfigError, match="holds no samples"):
         run_training(counting_config(tmp_path / "store", run_dir))
     assert not run_dir.exists()
+
+
+def test_a_raw_file_is_trained_on_and_resumed_by_its_own_name(tmp_path: Path, run_dir: Path) -> None:
+    raw = tmp_path / "raw.jsonl"
+    raw.write_bytes(b"".join(orjson.dumps({"text": f"sample {number}"}) + b"\n" for number in range(SAMPLES)))
+    config = counting_config(raw, run_dir, samples_per_block=25)
+    run_training(replace(config, steps=3))
+    assert run_training(config).reason == "epoch"
+    assert_learned_exactly(run_dir)
+
+
+def test_data_that_came_tokenised_is_trained_on_with_its_tokenizer_named(tmp_path: Path, run_dir: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(SAMPLES * 8, dtype=np.uint16).reshape(SAMPLES, 8) % 300)
+    ingest(tmp_path / "tokens.npy", tmp_path / "tokens", 25)
+    config = counting_config(tmp_path / "tokens", run_dir)
+    with pytest.raises(ConfigError, match=r"came tokenised: name the tokenizer it was made with"):
+        run_training(config)
+    (tmp_path / "tokenizer.json").write_text(train_tokenizer(["a few words"], vocab_size=300).definition)
+    config.tokenizer = str(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"sample \d+ holds token \d+, the tokenizer has 2\d\d"):
+        run_training(config)
+    np.save(tmp_path / "tokens.npy", np.arange(SAMPLES * 8, dtype=np.uint16).reshape(SAMPLES, 8) % 200)
+    ingest(tmp_path / "tokens.npy", tmp_path / "others", 25)
+    run_training(replace(config, dataset_file=str(tmp_path / "others"), run_dir=str(tmp_path / "again")))
+    assert_learned_exactly(tmp_path / "again")
 
 
 def test_a_store_without_text_is_refused(tmp_path: Path, run_dir: Path) -> None:

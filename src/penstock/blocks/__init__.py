@@ -5,6 +5,8 @@
                              └─► Journal: one marker a block, with the source's cursor     (`.ingest/`)
                                     └─► block_manifest.json, once, at the end; the journal goes
 
+    raw source ──► background ingest into the cache ──► BlockManager reads its first blocks meanwhile
+
     BlockStore ──► one chunk = one range of the index + one range of the block, checked by CRC ──► BlockManager
 
 Below: `sources` gives the rows, `storage` keeps the bytes. Above: `feed` reads chunks through `BlockManager`. Nothing
@@ -14,6 +16,7 @@ here knows who trains what: that is the ledger's.
 from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
 from penstock.blocks.manager import Block, BlockManager
 from penstock.blocks.manifest import BlockEntry, Manifest
+from penstock.blocks.raw import prepare_blocks
 from penstock.blocks.store import BlockStore
 from penstock.blocks.verify import verify_blocks
 
@@ -25,6 +28,7 @@ __all__ = [
     "IngestProgress",
     "Manifest",
     "ingest",
+    "prepare_blocks",
     "process_raw_dataset_to_blocks",
     "verify_blocks",
 ]

@@ -24,6 +24,9 @@ from penstock.sources import (
 )
 from penstock.storage import Storage, open_storage
 
+WRITER = PREFIX + "writer"
+"""Name of the lock that a store's writer holds."""
+
 LISTED_SKIPPED_ROWS = 1000
 """How many skipped rows a manifest lists by name; all are counted."""
 
@@ -112,8 +115,19 @@ def run_ingest(
     on_progress: Callable[[IngestProgress], None] | None,
 ) -> Manifest:
     """Write or finish the data set that `header` describes, as the store's only writer."""
-    with storage.exclusive(PREFIX + "writer", purpose="ingesting"):
-        return _Ingest(storage, source, header, on_bad_row, on_progress).run()
+    with storage.exclusive(WRITER, purpose="ingesting"):
+        return write_blocks(storage, source, header, on_bad_row, on_progress)
+
+
+def write_blocks(
+    storage: Storage,
+    source: Source,
+    header: DatasetHeader,
+    on_bad_row: OnBadRow,
+    on_progress: Callable[[IngestProgress], None] | None,
+) -> Manifest:
+    """`run_ingest` for a caller that holds the lock `WRITER` of the store."""
+    return _Ingest(storage, source, header, on_bad_row, on_progress).run()
 
 
 def process_raw_dataset_to_blocks(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from penstock.blocks.background import BackgroundIngest
 from penstock.blocks.cache import ChunkCache
+from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import BlockEntry, Manifest
-from penstock.blocks.store import BlockStore, parse_lines
+from penstock.blocks.raw import RawDataset, is_block_store, resolve_raw
+from penstock.blocks.request import IngestRequest
+from penstock.blocks.store import BlockStore, finished_manifest, parse_lines
 from penstock.errors import BlockStoreError, ConfigError
-from penstock.sources import text_of
+from penstock.sources import text_of, tokens_of
+from penstock.storage import LocalStorage
 from penstock.types import BlockFacts, DatasetIdentity
 
 _CACHED_CHUNKS = 10
@@ -26,8 +33,13 @@ class Block:
     sample_count: int
     start_index: int
     """Id of its first sample."""
-    is_last_block: bool
     checksum: str
+    manager: BlockManager = field(repr=False, compare=False)
+
+    @property
+    def is_last_block(self) -> bool:
+        """Whether the source ended with this block; see `BlockManager.is_last_block`."""
+        return self.manager.is_last_block(self.block_id)
 
     def chunk_count(self, chunk_size: int) -> int:
         """How many chunks of `chunk_size` samples it has; the last may be short."""
@@ -35,13 +47,25 @@ class Block:
         return -(-self.sample_count // chunk_size)
 
 
-class BlockManager:
-    """Chunks of a block store, by number.
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    store: BlockStore
+    cache: ChunkCache
+    background: BackgroundIngest | None
+    pid: int
 
-    Constructing does no I/O; the store is opened on first use. Safe for threads, and pickles to spawned processes. A
+
+class BlockManager:
+    """Chunks of a data set, by number.
+
+    Constructing does no I/O; the data set is opened on first use. Safe for threads, and pickles to spawned processes. A
     chunk is read, checked and parsed alone: the cost does not depend on where in its block it lies. The last chunks
     stay in memory within `cache_bytes`, and the chunk behind the one asked for is read ahead in the background.
     A store that is still being ingested can be read as it grows.
+
+    A raw file, a folder, a glob or ``hf://...`` becomes a block store in the cache folder (PENSTOCK_CACHE, else
+    ``~/.cache/penstock``), in the background: a block that has not landed yet is waited for, and an error of the source
+    is raised by whoever waits. Several processes share one such store; one of them writes it.
     """
 
     def __init__(
@@ -52,15 +76,17 @@ class BlockManager:
         *,
         cache_bytes: int | None = None,
         prefetch: bool = True,
+        wait_timeout_s: float = 1800.0,
     ) -> None:
         """Remember where the data set is.
 
         Args:
-            dataset_path: A block store.
-            samples_per_block: What a block would hold if it were made here; a block store brings its own.
+            dataset_path: A block store, a raw file or folder, a glob, or ``hf://name[:config[:split]]``.
+            samples_per_block: What a block of a raw data set holds; a block store brings its own.
             dataset_chunk_size: Samples a chunk where a call does not say.
             cache_bytes: How much of the chunks' stored bytes stays in memory; room for about ten where not given.
             prefetch: Whether the next chunk is read ahead.
+            wait_timeout_s: How long to wait for a block of a raw data set while nothing moves.
         """
         _check_chunk_size(dataset_chunk_size)
         if samples_per_block < 1:
@@ -72,31 +98,32 @@ class BlockManager:
         self.dataset_chunk_size = dataset_chunk_size
         self.cache_bytes = cache_bytes
         self.prefetch = prefetch
+        self.wait_timeout_s = wait_timeout_s
         self._lock = threading.Lock()
-        self._opened: tuple[BlockStore, ChunkCache] | None = None
+        self._raw: RawDataset | None = None
+        self._opened: _Opened | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (
-            self.dataset_path,
-            self.samples_per_block,
-            self.dataset_chunk_size,
-            self.cache_bytes,
-            self.prefetch,
-        )
+        names = ("cache_bytes", "prefetch", "wait_timeout_s")
+        chosen = {name: getattr(self, name) for name in names}
+        # What a raw source turned out to be goes along: another process must not resolve it to a newer version.
+        return _rebuild, (self.dataset_path, self.samples_per_block, self.dataset_chunk_size, chosen, self._raw)
 
     def __enter__(self) -> BlockManager:
-        _ = self._store
+        self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Forget what was read; used again, it opens again."""
+        """Forget what was read, and end an ingest in the background; used again, it opens again and goes on."""
         with self._lock:
             opened, self._opened = self._opened, None
         if opened is not None:
-            opened[1].close()
+            opened.cache.close()
+            if opened.background is not None:
+                opened.background.stop()
 
     @property
     def manifest(self) -> Manifest:
@@ -110,43 +137,50 @@ class BlockManager:
         )
 
     def get_block(self, block_id: int) -> Block:
-        """A block's metadata; reads no samples."""
+        """A block's metadata; reads no samples. Waits for a block of a raw data set that has not landed yet."""
         entry = self._entry(block_id)
         return Block(
             block_id=block_id,
             sample_count=entry.sample_count,
             start_index=entry.start_index,
-            is_last_block=self.is_last_block(block_id),
             checksum=entry.checksum,
+            manager=self,
         )
 
     def facts(self, block_id: int) -> BlockFacts | None:
-        """What the ledger has to know of a block, or None where there is no such block (yet)."""
-        if block_id >= len(self.manifest.blocks):
-            self._store.refresh()
-        if not 0 <= block_id < len(self.manifest.blocks):
+        """What the ledger has to know of a block, or None where there is no such block (yet). Waits for nothing."""
+        opened = self._open()
+        if block_id >= len(opened.store.manifest.blocks):
+            self._refresh(opened)
+        blocks = opened.store.manifest.blocks
+        if not 0 <= block_id < len(blocks):
             return None
-        entry = self.manifest.blocks[block_id]
-        return BlockFacts(sample_count=entry.sample_count, checksum=entry.checksum)
+        return BlockFacts(sample_count=blocks[block_id].sample_count, checksum=blocks[block_id].checksum)
 
     def get_total_blocks(self) -> int | None:
         """How many blocks there are; None while more may come."""
-        self._store.refresh()
-        manifest = self.manifest
+        opened = self._open()
+        self._refresh(opened)
+        manifest = opened.store.manifest
         return len(manifest.blocks) if manifest.complete else None
 
     def is_last_block(self, block_id: int) -> bool:
-        """Whether the source ended with this block."""
+        """Whether the source ended with this block. Of a raw data set that is still read it is known when the next
+        block lands, and waited for."""
+        opened = self._open()
+        if opened.background is not None and block_id >= 0:
+            self._wait_for_block(opened, opened.background, block_id + 1)
         return block_id >= 0 and self.get_total_blocks() == block_id + 1
 
     def get_rows(self, block_id: int, chunk_id: int, chunk_size: int | None = None) -> list[dict[str, Any]]:
         """The whole rows of one chunk."""
         size = self.dataset_chunk_size if chunk_size is None else chunk_size
         start, stop = self._bounds(block_id, chunk_id, size)
-        store, cache = self._open()
-        data = cache.get((block_id, start, stop), lambda: store.samples(block_id, start, stop))
+        opened = self._open()
+        store = opened.store
+        data = opened.cache.get((block_id, start, stop), lambda: store.samples(block_id, start, stop))
         if self.prefetch:
-            self._prefetch_behind(block_id, stop, size)
+            self._prefetch_behind(opened, block_id, stop, size)
         return parse_lines(data, store.block(block_id), start, stop)
 
     def get_chunk(self, block_id: int, chunk_id: int, chunk_size: int | None = None) -> list[str]:
@@ -154,16 +188,44 @@ class BlockManager:
         column = self.manifest.header.text_column
         if column is None:
             raise BlockStoreError(
-                f"{self.dataset_path} was ingested without a text column: read it with get_rows, or ingest it again "
-                "with --text-column"
+                f"{self.dataset_path} has no text column: read it with get_rows"
+                f"{' or get_tokens' if self.manifest.header.token_column else ''}, or ingest it with --text-column"
             )
         rows = self.get_rows(block_id, chunk_id, chunk_size)
         return [text if type(text := row.get(column)) is str else text_of(row, column) for row in rows]
 
+    def get_tokens(self, block_id: int, chunk_id: int, chunk_size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """The token ids of one chunk of a data set that came tokenised, end to end, and the offsets of its samples."""
+        column = self.manifest.header.token_column
+        if column is None:
+            raise BlockStoreError(f"{self.dataset_path} did not come tokenised: read its texts with get_chunk")
+        samples = [tokens_of(row, column) for row in self.get_rows(block_id, chunk_id, chunk_size)]
+        offsets = np.zeros(len(samples) + 1, dtype=np.int64)
+        np.cumsum([len(ids) for ids in samples], out=offsets[1:])
+        return np.concatenate(samples), offsets
+
     def _entry(self, block_id: int) -> BlockEntry:
-        if block_id >= len(self.manifest.blocks):
-            self._store.refresh()
-        return self._store.block(block_id)
+        opened = self._open()
+        if block_id >= len(opened.store.manifest.blocks):
+            self._refresh(opened)
+            if opened.background is not None:
+                self._wait_for_block(opened, opened.background, block_id)
+        return opened.store.block(block_id)
+
+    def _wait_for_block(self, opened: _Opened, background: BackgroundIngest, block_id: int) -> None:
+        """Wait until a block has landed, or the source has ended without it."""
+
+        def is_known() -> bool:
+            opened.store.refresh()
+            return len(opened.store.manifest.blocks) > block_id or opened.store.manifest.complete
+
+        background.wait_for(is_known, timeout_s=self.wait_timeout_s, what=f"block {block_id}")
+
+    @staticmethod
+    def _refresh(opened: _Opened) -> None:
+        opened.store.refresh()
+        if opened.background is not None and not opened.store.manifest.complete:
+            opened.background.check()  # else a source that failed would look like one that is slow
 
     def _bounds(self, block_id: int, chunk_id: int, size: int) -> tuple[int, int]:
         _check_chunk_size(size)
@@ -176,27 +238,49 @@ class BlockManager:
             )
         return start, min(start + size, samples)
 
-    def _prefetch_behind(self, block_id: int, start: int, size: int) -> None:
+    def _prefetch_behind(self, opened: _Opened, block_id: int, start: int, size: int) -> None:
         """Read ahead what follows in the block, or the next block's first chunk."""
-        store, cache = self._open()
+        store = opened.store
         blocks = store.manifest.blocks
         if start >= blocks[block_id].sample_count:
             block_id, start = block_id + 1, 0
         if block_id < len(blocks):
             stop = min(start + size, blocks[block_id].sample_count)
-            cache.prefetch((block_id, start, stop), lambda: store.samples(block_id, start, stop))
+            opened.cache.prefetch((block_id, start, stop), lambda: store.samples(block_id, start, stop))
 
     @property
     def _store(self) -> BlockStore:
-        return self._open()[0]
+        return self._open().store
 
-    def _open(self) -> tuple[BlockStore, ChunkCache]:
+    def _open(self) -> _Opened:
         with self._lock:
-            if self._opened is None:
-                store = BlockStore.open(self.dataset_path)
+            if self._opened is None or self._opened.pid != os.getpid():  # threads do not come along when forked
+                if self._raw is None and not is_block_store(self.dataset_path):
+                    self._raw = resolve_raw(self.dataset_path, IngestRequest(block_size=self.samples_per_block))
+                store, background = (
+                    (BlockStore.open(self.dataset_path), None) if self._raw is None else self._begin(self._raw)
+                )
                 capacity = self._room_for_ten(store) if self.cache_bytes is None else self.cache_bytes
-                self._opened = store, ChunkCache(capacity)
+                self._opened = _Opened(store, ChunkCache(capacity), background, os.getpid())
             return self._opened
+
+    def _begin(self, raw: RawDataset) -> tuple[BlockStore, BackgroundIngest | None]:
+        """Open the block store that a raw data set becomes, seeing to it that it does."""
+        storage = LocalStorage(raw.store_path)
+        if finished_manifest(storage) is not None:
+            return BlockStore.open(raw.store_path), None
+
+        def has_begun() -> bool:
+            return Journal(storage).header() is not None or finished_manifest(storage) is not None
+
+        background = BackgroundIngest(raw)
+        background.start()
+        try:
+            background.wait_for(has_begun, timeout_s=self.wait_timeout_s, what="the beginning")
+            return BlockStore.open(raw.store_path), background
+        except BaseException:
+            background.stop()
+            raise
 
     def _room_for_ten(self, store: BlockStore) -> int:
         """Ten chunks of the densest block."""
@@ -204,8 +288,12 @@ class BlockManager:
         return int(_CACHED_CHUNKS * self.dataset_chunk_size * max(weights, default=_GUESSED_SAMPLE_BYTES))
 
 
-def _rebuild(path: str, per_block: int, chunk_size: int, cache_bytes: int | None, prefetch: bool) -> BlockManager:
-    return BlockManager(path, per_block, chunk_size, cache_bytes=cache_bytes, prefetch=prefetch)
+def _rebuild(
+    path: str, per_block: int, chunk_size: int, chosen: dict[str, Any], raw: RawDataset | None
+) -> BlockManager:
+    manager = BlockManager(path, per_block, chunk_size, **chosen)
+    manager._raw = raw
+    return manager
 
 
 def _check_chunk_size(chunk_size: int) -> None:

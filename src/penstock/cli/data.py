@@ -44,7 +44,7 @@ def ingest(
     """Write a source as a block store, or finish one that was interrupted."""
     from penstock.blocks import ingest as ingest_source
 
-    with _ingest_bar(quiet=as_json) as on_progress:
+    with ingest_bar(quiet=as_json) as on_progress:
         manifest = ingest_source(
             source,
             dest,
@@ -91,7 +91,7 @@ def inspect(
 
 
 @contextmanager
-def _ingest_bar(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None] | None]:
+def ingest_bar(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None] | None]:
     """A progress bar on stderr: samples, MB/s, time left."""
     if quiet:
         yield None

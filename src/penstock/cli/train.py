@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.data import ingest_bar
 from penstock.cli.output import console, print_json
 
 
 def train(
-    dataset_file: Annotated[str, typer.Option(help="The data set: a block store.")],
+    dataset_file: Annotated[
+        str, typer.Option(help="A block store, a file, a folder, a glob or hf://name[:config[:split]].")
+    ],
     run: Annotated[str, typer.Option(help="The run's folder; resumes the run it holds. Default: runs/NAME.")] = "",
     model: Annotated[str, typer.Option(help="tiny, small or counting.")] = "tiny",
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json; else one is trained on the data.")] = "",
@@ -36,9 +39,10 @@ def train(
     log_file: Annotated[str, typer.Option(help="Where metrics go; else metrics.jsonl in the run.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and no progress.")] = False,
 ) -> None:
-    """Train on a block store, or resume a run from its last commit."""
+    """Train on a data set, or resume a run from its last commit."""
     from dataclasses import asdict
 
+    from penstock.blocks import prepare_blocks
     from penstock.cli.progress import TrainingProgress
     from penstock.train.config import TrainingConfig
 
@@ -67,6 +71,9 @@ def train(
         session_timeout_s=session_timeout_s,
         log_file=log_file,
     )
+    config.check()
+    with ingest_bar(quiet=as_json) as on_progress:
+        config.dataset_file = prepare_blocks(dataset_file, config.samples_per_block, on_progress=on_progress)
     if not as_json:
         console(stderr=True).print("preparing: reading the data set and, for a new run, training its tokenizer")
     with TrainingProgress(quiet=as_json) as progress:

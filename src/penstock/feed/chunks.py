@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.packing import Batch, PackedWindow, pack_window
-from penstock.feed.tokenizer import Tokenizer
+from penstock.feed.tokenizer import Encoded, Tokenizer
 from penstock.types import ChunkRef
 
 
@@ -24,16 +27,33 @@ class ChunkFeed:
 
     def window(self, ref: ChunkRef) -> PackedWindow:
         """A chunk, packed; the same on every call."""
-        texts = self._blocks.get_chunk(ref.block_id, ref.chunk_id)
-        encoded = self._tokenizer.encode(texts)
         block = self._blocks.get_block(ref.block_id)
+        first_sample_id = block.start_index + ref.chunk_id * self._blocks.dataset_chunk_size
+        encoded = self._encoded(ref, first_sample_id)
         return pack_window(
             encoded.ids,
             encoded.offsets,
-            first_sample_id=block.start_index + ref.chunk_id * self._blocks.dataset_chunk_size,
+            first_sample_id=first_sample_id,
             sequence_length=self._sequence_length,
             pad_id=self._tokenizer.end_of_text_id,
         )
+
+    def _encoded(self, ref: ChunkRef, first_sample_id: int) -> Encoded:
+        if self._blocks.manifest.header.token_column is None:
+            return self._tokenizer.encode(self._blocks.get_chunk(ref.block_id, ref.chunk_id))
+        ids, offsets = self._blocks.get_tokens(ref.block_id, ref.chunk_id)
+        foreign = np.flatnonzero(ids >= self._vocab_size)
+        if len(foreign):
+            sample_id = first_sample_id + int(np.searchsorted(offsets, foreign[0], side="right")) - 1
+            raise ConfigError(
+                f"sample {sample_id} holds token {ids[foreign[0]]}, the tokenizer has {self._vocab_size}: "
+                "name the tokenizer that this data set was made with"
+            )
+        return Encoded(ids, offsets)
+
+    @cached_property
+    def _vocab_size(self) -> int:
+        return self._tokenizer.vocab_size
 
     def batches(self, ref: ChunkRef, start_offset: int = 0) -> Iterator[Batch]:
         """The chunk's batches from a sequence offset on."""

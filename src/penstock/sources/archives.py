@@ -28,11 +28,16 @@ class Members:
         self._archive = archive
         self._can_read = can_read
         self._left_out: Counter[str] = Counter()
+        self._tokens: set[str] = set()
+        self._indexes: set[str] = set()
         self._found = False
 
     def accepts(self, name: str) -> bool:
         if is_hidden(name):
             return False
+        stem, _, suffix = name.rpartition(".")
+        if suffix in ("bin", "idx"):
+            (self._tokens if suffix == "bin" else self._indexes).add(stem)
         if not self._can_read(name):
             self._left_out[PurePosixPath(name).suffix or "no suffix"] += 1
             return False
@@ -42,6 +47,10 @@ class Members:
 
     def tell_left_out(self) -> None:
         """Say which members nobody can read; where those are all, that is an error."""
+        for stem in sorted(self._tokens & self._indexes):
+            raise SourceError(
+                f"{self._archive}/{stem}.bin has an index beside it, which cannot be used inside an archive: unpack it"
+            )
         listed = ", ".join(f"{count} x {suffix}" for suffix, count in sorted(self._left_out.items()))
         if not self._found:
             raise SourceError(f"{self._archive} holds no file that can be read: got {listed or 'no files'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, BinaryIO, cast
 
@@ -52,7 +53,7 @@ class FileSource:
         """Names, sizes, and the store's word for the content or a digest of its first and last bytes: a changed file is
         a changed source."""
         companions = [self._index_of(key) for key in self._keys]
-        files = [self._probe(key) for key in [*self._keys, *filter(None, companions)]]
+        files = [probe(self._storage, key, self._spec) for key in [*self._keys, *filter(None, companions)]]
         # Only what differs from the usual is told, so that an option added later changes no identity.
         chosen = {name: value for name, value in asdict(self._options).items() if value}
         return {"kind": "files", "files": files, **({"options": chosen} if chosen else {})}
@@ -104,25 +105,33 @@ class FileSource:
         if not key.endswith(".bin"):
             return None
         index_key = key.removesuffix(".bin") + ".idx"
-        return index_key if self._storage.exists(index_key) and is_megatron_index(self._storage, index_key) else None
+        with _told(self._spec):
+            found = self._storage.exists(index_key) and is_megatron_index(self._storage, index_key)
+        return index_key if found else None
 
     def _head(self, key: str) -> ObjectInfo:
-        try:
+        with _told(self._spec):
             return self._storage.head(key)
-        except StorageError as error:
-            raise SourceError(f"{self._spec}: {error}") from error
 
-    def _probe(self, key: str) -> dict[str, Any]:
-        info = self._head(key)
+
+def probe(storage: ReadableStorage, key: str, spec: str) -> dict[str, Any]:
+    """What tells a file from another one of its name without reading all of it."""
+    with _told(spec):
+        info = storage.head(key)
         size = info.size_bytes
         if info.version is not None:
             return {"name": key, "size_bytes": size, "version": info.version}
-        try:
-            head = self._storage.get_range(key, 0, min(size, _PROBE_BYTES))
-            tail = self._storage.get_range(key, max(0, size - _PROBE_BYTES), size)
-        except StorageError as error:
-            raise SourceError(f"{self._spec}: {error}") from error
-        return {"name": key, "size_bytes": size, "probe": hashlib.sha256(head + tail).hexdigest()}
+        head = storage.get_range(key, 0, min(size, _PROBE_BYTES))
+        tail = storage.get_range(key, max(0, size - _PROBE_BYTES), size)
+    return {"name": key, "size_bytes": size, "probe": hashlib.sha256(head + tail).hexdigest()}
+
+
+@contextmanager
+def _told(spec: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        raise SourceError(f"{spec}: {error}") from error
 
 
 class _Counted:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from penstock.errors import ObjectNotFound, SourceError, StorageError
+from penstock.sources.archives import is_hidden
 from penstock.sources.base import Source
 from penstock.sources.files import FileSource
-from penstock.sources.formats import ReadOptions
+from penstock.sources.formats import ReadOptions, can_read
 from penstock.sources.hub_files import choose_files
 from penstock.sources.hub_spec import HubSpec, parse_hub_spec
 from penstock.sources.modalities import refuse_untrainable
@@ -29,7 +30,7 @@ def open_hub(text: str, *, options: ReadOptions | None, pinned: str | None, want
     if want_text and isinstance(storage, HubStorage):
         refuse_untrainable(spec.text, storage.tags)
     if spec.pattern is not None:
-        keys = [info.key for info in storage.list() if _matches(info.key, spec.pattern)]
+        keys = _named(storage, spec.pattern)
         if not keys:
             raise SourceError(f"{text}: no file of {storage.url} matches {spec.pattern!r}")
         return FileSource(spec=text, name=spec.stem, storage=storage, keys=keys, options=options)
@@ -56,10 +57,17 @@ def _repository(spec: HubSpec, pinned: str | None) -> ReadableStorage:
         raise SourceError(f"{spec.text}: {error}") from error
 
 
-def _matches(key: str, pattern: str) -> bool:
-    """A path, a folder, or a pattern whose ** crosses folders and whose * does not."""
-    parts, wanted = key.split("/"), pattern.rstrip("/").split("/")
-    return parts[: len(wanted)] == wanted or _match(parts, wanted)
+def _named(storage: ReadableStorage, pattern: str) -> list[str]:
+    """Files by a path, by a pattern whose ** crosses folders and whose * does not, or by a folder; of a folder those
+    that can be read, as of a local one."""
+    wanted = pattern.rstrip("/").split("/")
+    every = [info.key for info in storage.list()]
+    if pattern in every:
+        return [pattern]
+    if found := [key for key in every if _match(key.split("/"), wanted)]:
+        return found
+    below = [key for key in every if key.split("/")[: len(wanted)] == wanted]
+    return [key for key in below if can_read(key) and not is_hidden(key)]
 
 
 def _match(parts: list[str], wanted: list[str]) -> bool:

@@ -20,8 +20,8 @@ from penstock.errors import SourceError
 SCHEME = "hf://"
 _NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _FILES = re.compile(
-    r"datasets/(?P<name>[\w.-]+/[\w.-]+|[\w.-]+(?=[@/]))"
-    r"(@(?P<revision>refs/[^/]+/[^/]+|[^/]+))?/(?P<path>.+)"
+    r"datasets/(?P<name>[\w.-]+/[\w.-]+|[\w.-]+(?=@))"  # a bare name only with a revision: else it is an owner
+    r"(@(?P<revision>refs/[^/]+/[^/]+|(?!refs/)[^/]+))?/(?P<path>.+)"
 )
 _EXPECTED = "expected hf://name[:config[:split]], such as hf://wikitext:wikitext-2-raw-v1:train"
 
@@ -44,8 +44,7 @@ class HubSpec:
     @property
     def folder(self) -> Path | None:
         """The local folder it names, where it names one."""
-        is_local = self.name.startswith(("/", "./", "../", "~/")) or self.name in (".", "..")
-        return Path(self.name).expanduser() if is_local else None
+        return Path(self.name).expanduser() if _is_local(self.name) else None
 
     @property
     def stem(self) -> str:
@@ -64,18 +63,18 @@ def parse_hub_spec(text: str) -> HubSpec:
             revision=unquote(revision) if revision else None,
             pattern=by_file["path"],
         )
-    if "[" in rest or "]" in rest:
+    head, *parts = rest.split(":")
+    is_local = _is_local(head)
+    if any(bracket in part for bracket in "[]" for part in (parts if is_local else [rest])):
         raise SourceError(
             f"{text}: slices are not supported: ingest the whole split, such as {text.partition('[')[0]}; "
             "training can stop earlier with --steps"
         )
-    head, *parts = rest.split(":")
     if len(parts) > 2:
         raise SourceError(f"{text}: {len(parts)} parts behind the name: {_EXPECTED}")
     if any("+" in part for part in parts):
         raise SourceError(f"{text}: several splits at once are not supported: ingest one after the other")
-    head = head.removeprefix("datasets/") if head.count("/") > 1 else head
-    name, _, revision = head.partition("@")
+    name, _, revision = (head, "", "") if is_local else head.removeprefix("datasets/").partition("@")
     spec = HubSpec(
         text=text,
         name=name,
@@ -83,6 +82,10 @@ def parse_hub_spec(text: str) -> HubSpec:
         first=parts[0] or None if parts else None,
         split=parts[1] or None if len(parts) > 1 else None,
     )
-    if spec.folder is None and not _NAME.fullmatch(name):
+    if not is_local and not _NAME.fullmatch(name):
         raise SourceError(f"{text}: {name!r} is no name of a data set: {_EXPECTED}")
     return spec
+
+
+def _is_local(name: str) -> bool:
+    return name.startswith(("/", "./", "../", "~/")) or name in (".", "..")

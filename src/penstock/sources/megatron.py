@@ -43,12 +43,15 @@ def read_sequences(
     index = _read_index(storage, index_key, storage.head(name).size_bytes)
     row, place = start.row, start.offset
     go_to(file, place)
-    with storage.reader(index_key, _HEADER.size + 4 * row) as lengths_file:
+    with (
+        storage.reader(index_key, _HEADER.size + 4 * row) as lengths_file,
+        storage.reader(index_key, _HEADER.size + 4 * index.sequences + 8 * row) as places_file,
+    ):
         while row < index.sequences:
-            data = read_whole(lengths_file, 4 * min(_SEQUENCES_AT_A_TIME, index.sequences - row))
-            lengths = np.frombuffer(data, dtype="<i4").astype(np.int64)
-            if len(lengths) and lengths.min() < 0:
-                raise SourceError(f"{index_key}: a sequence of {lengths.min()} tokens: the index is damaged")
+            count = min(_SEQUENCES_AT_A_TIME, index.sequences - row)
+            lengths = np.frombuffer(read_whole(lengths_file, 4 * count), dtype="<i4").astype(np.int64)
+            places = np.frombuffer(read_whole(places_file, 8 * count), dtype="<i8")
+            _check(index_key, row, place, lengths * index.dtype.itemsize, places)
             for first, last in _groups(lengths):
                 tokens = int(lengths[first:last].sum())
                 data = read_whole(file, tokens * index.dtype.itemsize)
@@ -61,6 +64,18 @@ def read_sequences(
                 yield token_rows(pieces, name, replace(start, offset=place, row=row + first, skip=0))
                 place += len(data)
             row += len(lengths)
+
+
+def _check(key: str, row: int, place: int, sizes: np.ndarray, places: np.ndarray) -> None:
+    """Refuse sequences that do not lie end to end: what lies between them would be lost."""
+    expected = place + np.cumsum(sizes) - sizes
+    wrong = np.flatnonzero((sizes < 0) | (places != expected))
+    if len(wrong):
+        at = int(wrong[0])
+        raise SourceError(
+            f"{key}: sequence {row + at + 1} has {sizes[at]} bytes from byte {places[at]}, expected one from byte "
+            f"{expected[at]}: the index is damaged"
+        )
 
 
 def _groups(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -92,9 +107,11 @@ def _read_index(storage: ReadableStorage, key: str, bin_bytes: int) -> _Index:
         length = struct.unpack(
             "<i", storage.get_range(key, _HEADER.size + 4 * sequences - 4, _HEADER.size + 4 * sequences)
         )[0]
-        if begins + length * dtype.itemsize != bin_bytes:
+        if length < 0 or begins + length * dtype.itemsize != bin_bytes:
             raise SourceError(
                 f"{key} ends at byte {begins + length * dtype.itemsize} of its tokens, which have {bin_bytes} bytes: "
                 "the two files do not belong together"
             )
+    elif bin_bytes:
+        raise SourceError(f"{key} tells of no sequences, but its tokens have {bin_bytes} bytes: it is damaged")
     return _Index(dtype, sequences)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock.errors import SourceError
 
-Support = Literal["full", "extraction needed", "not yet"]
+Support = Literal["full support", "text extraction needed", "not yet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,15 @@ class Modality:
         return f"modality:{self.name}"
 
     @property
+    def can_train(self) -> bool:
+        return self.support == "full support"
+
+    @property
     def reason(self) -> str:
         """Why it can or cannot be trained on."""
         return {
-            "full": f"{self.title} can be trained on",
-            "extraction needed": f"{self.title} has to become text first: extract it, then ingest the text",
+            "full support": f"{self.title} can be trained on",
+            "text extraction needed": f"{self.title} has to become text first: extract it, then ingest the text",
             "not yet": f"{self.title} cannot be trained on yet: only text can",
         }[self.support]
 
@@ -37,12 +41,12 @@ class Modality:
 MODALITIES = {
     modality.name: modality
     for modality in (
-        Modality("text", "Text", "full"),
+        Modality("text", "Text", "full support"),
         Modality("audio", "Audio", "not yet"),
         Modality("image", "Image", "not yet"),
         Modality("video", "Video", "not yet"),
         Modality("tabular", "Tabular", "not yet"),
-        Modality("document", "Document", "extraction needed"),
+        Modality("document", "Document", "text extraction needed"),
         Modality("geospatial", "Geospatial", "not yet"),
         Modality("timeseries", "Time-series", "not yet"),
         Modality("3d", "3D", "not yet"),
@@ -59,7 +63,7 @@ def modalities_of(tags: Sequence[str]) -> list[Modality]:
 def refuse_untrainable(spec: str, tags: Sequence[str]) -> None:
     """Refuse a data set that says of itself that it holds no text."""
     kinds = modalities_of(tags)
-    if not kinds or any(kind.support == "full" for kind in kinds):
+    if not kinds or any(kind.can_train for kind in kinds):
         return
     reasons = "; ".join(kind.reason for kind in kinds)
     raise SourceError(

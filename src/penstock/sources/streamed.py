@@ -8,8 +8,10 @@ from typing import Any
 from penstock.errors import SourceError
 from penstock.sources.base import Cursor, RowBatch
 from penstock.sources.columnar import BATCH_ROWS, rows_of
+from penstock.sources.files import probe
 from penstock.sources.hub_files import Chosen, repository_path
 from penstock.storage import HubStorage, ReadableStorage
+from penstock.storage.web import redacted
 
 
 class StreamedSource:
@@ -34,15 +36,19 @@ class StreamedSource:
         return self._storage.commit if isinstance(self._storage, HubStorage) else None
 
     def revision(self) -> dict[str, Any]:
-        files = [self._storage.head(key) for key in self._chosen.keys]
-        told = [{"name": file.key, "size_bytes": file.size_bytes, "version": file.version} for file in files]
-        return {"kind": "streamed", "config": self._chosen.config, "split": self._chosen.split, "files": told}
+        chosen = self._chosen
+        return {
+            "kind": "streamed",
+            "config": chosen.config,
+            "split": chosen.split,
+            "settings": chosen.settings,
+            "files": [probe(self._storage, key, self._spec) for key in chosen.keys],
+        }
 
     def batches(self, cursor: Cursor) -> Iterator[RowBatch]:
         taken = cursor.row + cursor.skip
         place = f"{self._name}[{self._chosen.split}]"
-        tables = self._tables(place, taken)
-        for table in tables:
+        for table in self._tables(place, taken):
             for batch in table.combine_chunks().to_batches():
                 yield rows_of(batch, place, Cursor(row=taken))
                 taken += batch.num_rows
@@ -57,13 +63,17 @@ class StreamedSource:
         import datasets
 
         try:
-            rows = datasets.load_dataset(
+            rows: Any = datasets.load_dataset(
                 repository_path(self._storage),
                 self._chosen.config,
                 split=self._chosen.split,
                 revision=self.pinned,
                 streaming=True,
             )
-            yield from rows.skip(skip).with_format("arrow").iter(batch_size=BATCH_ROWS)
+            at_a_time = BATCH_ROWS if self._chosen.in_tables else 1
+            for table in rows.skip(skip).with_format("arrow").iter(batch_size=at_a_time):
+                skip += table.num_rows
+                yield table
         except Exception as error:
-            raise SourceError(f"{place}: cannot be read after row {skip}: {type(error).__name__}: {error}") from error
+            reason = redacted(f"{type(error).__name__}: {error}")
+            raise SourceError(f"{place}: cannot be read after row {skip}: {reason}") from error

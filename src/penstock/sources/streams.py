@@ -30,6 +30,9 @@ _PIECE_BYTES = 1 << 16
 """How much is unpacked at a time: what comes before a damage is handed out, but for the last piece."""
 
 
+_WHOLE_BYTES = 16 << 20
+
+
 class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
@@ -166,9 +169,9 @@ def go_to(file: BinaryIO, offset: int, given: int = 0) -> None:
 
 
 def read_whole(file: BinaryIO, size: int) -> bytes:
-    """So many bytes, fewer only at the end of the stream."""
+    """So many bytes, fewer only at the end of the stream. Takes memory for what is there, whatever was asked for."""
     pieces = []
-    while size and (data := file.read(size)):
+    while size > 0 and (data := file.read(min(size, _WHOLE_BYTES))):
         pieces.append(data)
         size -= len(data)
     return b"".join(pieces)

@@ -13,7 +13,9 @@ Tokens are taken as they are: nothing is put between samples that came tokenised
 from __future__ import annotations
 
 import io
+import math
 import struct
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -31,9 +33,10 @@ TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 HIGHEST_ID = 2**31 - 1
 
 _BATCH_TOKENS = 1 << 18
-_LLM_C = {20240520: "<u2", 20240801: "<u4"}
-_LLM_C_HEADER_BYTES = 256 * 4
+_LLM_C = {20240520: "uint16", 20240801: "uint32"}
+_LLM_C_HEADER = struct.Struct("<iii1012s")
 _NUMPY = b"\x93NUMPY"
+_NUMPY_HEADER_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +62,16 @@ class TokenOptions:
 def tokens_of(row: dict[str, Any], column: str) -> np.ndarray:
     """The token ids of a row, or a SourceError that says why it has none."""
     value = row.get(column)
-    if not isinstance(value, list | np.ndarray):
+    if isinstance(value, list) and set(map(type, value)) <= {int}:  # a bool is none, though NumPy takes it for one
+        ids = np.asarray(value) if value else np.empty(0, dtype=np.int64)
+    elif isinstance(value, list):
+        ids = np.empty((0, 0))
+    elif isinstance(value, np.ndarray):
+        ids = value
+    else:
         got = "no such column" if column not in row else type(value).__name__
         raise SourceError(f"column {column!r} holds no list of token ids: got {got}")
-    try:
-        ids = np.asarray(value)
-    except ValueError:
-        ids = np.empty((0, 0))
-    if not len(ids) and ids.ndim == 1:
+    if ids.ndim == 1 and not len(ids):
         return np.empty(0, dtype=np.int64)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise SourceError(f"column {column!r} holds a list that is not of whole numbers: {value!r:.60}")
@@ -93,7 +98,7 @@ def read_npy(file: BinaryIO, name: str, start: Cursor, options: TokenOptions) ->
             "expected (tokens,) or (samples, tokens)"
         )
     width = shape[1] if len(shape) == 2 else options.width
-    end = len(header) + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    end = len(header) + math.prod(shape) * dtype.itemsize
     if not width:
         raise SourceError(f"{name}: holds an array of shape {shape}: its samples have no tokens")
     yield from _samples(file, name, start, at=len(header), dtype=dtype, width=width, end=end)
@@ -105,14 +110,36 @@ def read_bin(file: BinaryIO, name: str, start: Cursor, options: TokenOptions) ->
 
 
 def _raw(file: BinaryIO, name: str, start: Cursor, begin: bytes, options: TokenOptions) -> Iterator[RowBatch]:
-    begin += file.read(8 - len(begin))
+    begin += file.read(_LLM_C_HEADER.size - len(begin))
+    told = _llm_c_header(begin, name, options)
+    if told is not None:
+        kind, tokens = told
+        dtype, at = np.dtype(kind).newbyteorder("<"), _LLM_C_HEADER.size
+        end = at + tokens * dtype.itemsize
+        yield from _samples(file, name, start, at=at, dtype=dtype, width=options.width, end=end)
+        return
     dtype = np.dtype(options.token_dtype or "uint16").newbyteorder("<")
-    header_bytes = 0
-    if options.token_dtype is None and len(begin) == 8 and (magic := struct.unpack("<i", begin[:4])[0]) in _LLM_C:
-        header_bytes, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C[magic])
-        begin += file.read(header_bytes - len(begin))
-    file = file if header_bytes else _behind(begin, file)
-    yield from _samples(file, name, start, at=header_bytes, dtype=dtype, width=options.width)
+    yield from _samples(_behind(begin, file), name, start, at=0, dtype=dtype, width=options.width)
+
+
+def _llm_c_header(begin: bytes, name: str, options: TokenOptions) -> tuple[str, int] | None:
+    """What llm.c's header says: the kind of tokens and how many; None where a file does not begin with one."""
+    if len(begin) < _LLM_C_HEADER.size:
+        if options.token_dtype is None and len(begin) >= 8 and int.from_bytes(begin[:4], "little") in _LLM_C:
+            raise SourceError(
+                f"{name}: ends inside its header, that of llm.c: it is truncated; where it holds raw tokens, say "
+                "which with --token-dtype"
+            )
+        return None
+    magic, _, tokens, rest = _LLM_C_HEADER.unpack(begin)
+    if magic not in _LLM_C or any(rest):
+        return None
+    kind = _LLM_C[magic]
+    if options.token_dtype not in (None, kind):
+        raise SourceError(f"{name}: token_dtype={options.token_dtype!r}, but its header, that of llm.c, says {kind}")
+    if tokens < 0:
+        raise SourceError(f"{name}: its header, that of llm.c, tells of {tokens} tokens: it is damaged")
+    return kind, tokens
 
 
 def _samples(
@@ -129,12 +156,14 @@ def _samples(
         if len(data) % dtype.itemsize or (end is not None and len(data) < min(per_batch, end - place)):
             raise EOFError(f"it ends in the middle of a sample, at byte {place + len(data)}")
         if not data:
-            return
+            break
         ids = np.frombuffer(data, dtype=dtype)
         rows = [ids[first : first + width] for first in range(0, len(ids), width)]
         yield token_rows(rows, name, replace(start, offset=place, row=row, skip=0))
         place += len(data)
         row += len(rows)
+    if end is not None and file.read(1):
+        raise SourceError(f"{name}: goes on behind byte {end}, where its header says it ends: it is damaged")
 
 
 def token_rows(rows: list[np.ndarray], name: str, at: Cursor) -> RowBatch:
@@ -178,11 +207,15 @@ def _npy_header(file: BinaryIO, name: str) -> tuple[bytes, tuple[int, ...], bool
     """A NumPy file's header, with what it says: shape, order and type. The stream stands behind the magic word."""
     version = file.read(2)
     length = file.read(2 if version[:1] == b"\x01" else 4)
+    size = int.from_bytes(length, "little")
+    if version not in (b"\x01\x00", b"\x02\x00", b"\x03\x00") or size > _NUMPY_HEADER_BYTES:
+        raise SourceError(f"{name}: its NumPy header is damaged: version {version.hex('.')} of {size} bytes")
+    text = file.read(size)
+    read = np.lib.format.read_array_header_1_0 if version[:1] == b"\x01" else np.lib.format.read_array_header_2_0
     try:
-        text = file.read(int.from_bytes(length, "little"))
-        header = _NUMPY + version + length + text
-        read = np.lib.format.read_array_header_1_0 if version[:1] == b"\x01" else np.lib.format.read_array_header_2_0
         shape, in_columns, dtype = read(io.BytesIO(length + text))
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, TypeError, tokenize.TokenError) as error:
         raise SourceError(f"{name}: its NumPy header is damaged: {error}") from error
-    return header, shape, in_columns, dtype
+    if any(type(side) is not int or side < 0 for side in shape):
+        raise SourceError(f"{name}: its NumPy header is damaged: an array of shape {shape}")
+    return _NUMPY + version + length + text, shape, in_columns, dtype

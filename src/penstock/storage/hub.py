@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
-from penstock.errors import MissingExtraError, ObjectNotFound, StorageError
+from penstock.errors import ConfigError, MissingExtraError, ObjectNotFound, StorageError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.retry import METADATA, with_retries
 from penstock.storage.web import TIMEOUT_S, WebFile, refuse_bad_status, translated
@@ -47,11 +46,17 @@ class HubStorage:
             return file.read()
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
+        if not 0 <= start <= stop:
+            raise ConfigError(f"bytes {start} to {stop} of {key} are no range: expected 0 <= start <= stop")
+        # Bounded by what is there: a range from a damaged index must not become a request for memory.
+        stop = min(stop, self.head(key).size_bytes)
         with self.reader(key, start) as file:
             return file.read(max(0, stop - start))
 
     def reader(self, key: str, start: int = 0) -> BinaryIO:
-        path = f"datasets/{self.name}/resolve/{quote(self.commit, safe='')}/{quote(key)}"
+        if start < 0:
+            raise ConfigError(f"offset {start} is not in {key}: expected 0 or more")
+        path = f"datasets/{quote(self.name)}/resolve/{quote(self.commit, safe='')}/{quote(key)}"
         raw = WebFile(
             _session,
             f"{self.endpoint}/{path}",
@@ -87,29 +92,55 @@ def open_hub_repository(name: str, revision: str | None = None, *, endpoint: str
     if not isinstance(told, dict) or not isinstance(told.get("sha"), str):
         raise StorageError(f"the Hub's answer about {name} names no commit: got {str(told)[:200]!r}")
     found = told.get("id") if isinstance(told.get("id"), str) else name
-    tags = tuple(tag for tag in told.get("tags") or () if isinstance(tag, str))
+    listed = told.get("tags")
+    tags = tuple(tag for tag in listed if isinstance(tag, str)) if isinstance(listed, list) else ()
     assert isinstance(found, str)
     files = {info.key: info for info in _tree(endpoint, found, told["sha"])}
     return HubStorage(endpoint=endpoint, name=found, commit=told["sha"], tags=tags, files=files)
 
 
+def search_hub(
+    query: str, *, tags: Sequence[str] = (), limit: int = 20, endpoint: str | None = None
+) -> list[dict[str, Any]]:
+    """Data sets of the Hub by words in their names and by tags, the most downloaded first, as the Hub tells of them."""
+    endpoint = (endpoint or default_endpoint()).rstrip("/")
+    asked = [("search", query), *(("filter", tag) for tag in tags), ("sort", "downloads"), ("direction", "-1")]
+    url = f"{endpoint}/api/datasets?{urlencode([*asked, ('limit', limit), ('full', 'true')])}"
+    found = get_json(url, what=f"search for {query!r}").json()
+    if not isinstance(found, list) or not all(isinstance(entry, dict) and "id" in entry for entry in found):
+        raise StorageError(f"search for {query!r}: the Hub answered with something else: {str(found)[:200]!r}")
+    return found[:limit]
+
+
 def _tree(endpoint: str, name: str, commit: str) -> Iterator[ObjectInfo]:
     path = f"api/datasets/{quote(name)}/tree/{quote(commit, safe='')}"
-    url: str | None = f"{endpoint}/{path}?recursive=true&expand=false"
-    while url is not None:
-        answer = get_json(url, what=f"files of {name}")
-        for entry in answer.json():
-            if entry["type"] == "file":
-                yield _object(entry)
-        url = answer.links.get("next", {}).get("url")
+    query, asked = "recursive=true&expand=false", set[str]()
+    while query and query not in asked:
+        asked.add(query)
+        answer = get_json(f"{endpoint}/{path}?{query}", what=f"files of {name}")
+        entries = answer.json()
+        try:
+            found = [_object(entry) for entry in entries if entry["type"] == "file"]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StorageError(
+                f"the Hub's list of the files of {name} is not understood ({type(error).__name__}: {error}): "
+                f"got {str(entries)[:200]!r}"
+            ) from error
+        yield from found
+        # Where the next page is said to be is not where the token goes: what was asked is asked again, further on.
+        query = urlsplit(answer.links.get("next", {}).get("url", "")).query
+    if query:
+        raise StorageError(f"the Hub's list of the files of {name} goes round in a circle: try again later")
 
 
 def _object(entry: dict[str, Any]) -> ObjectInfo:
     """A file as the Hub tells of it; a name that leads out of its repository is none."""
-    key = entry["path"]
-    if key.startswith("/") or "\0" in key or ".." in PurePosixPath(key).parts:
+    key, size_bytes = entry["path"], entry["size"]
+    if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key:
         raise StorageError(f"the Hub lists a file named {key!r}: expected a path inside the repository")
-    return ObjectInfo(key=key, size_bytes=int(entry["size"]), version=str(entry.get("lfs", entry)["oid"]))
+    if not isinstance(size_bytes, int) or size_bytes < 0:
+        raise StorageError(f"the Hub lists {key} with {size_bytes!r:.40} bytes: expected 0 or more")
+    return ObjectInfo(key=key, size_bytes=size_bytes, version=str((entry.get("lfs") or entry)["oid"]))
 
 
 def get_json(url: str, *, what: str) -> httpx2.Response:

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
@@ -30,7 +31,7 @@ class RetryBudget:
 
     attempts: int = 8
     deadline_s: float = 300.0
-    """No try begins later than this after the first."""
+    """No try begins later than this after the first failure."""
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
     """Cap of our own waits; a server may ask for more."""
@@ -111,4 +112,5 @@ def parse_retry_after(value: str | None, now_s: float | None = None) -> float | 
         date = parsedate_to_datetime(value)
     except ValueError:
         return None
-    return max(0.0, date.timestamp() - (time.time() if now_s is None else now_s))
+    moment = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return max(0.0, moment.timestamp() - (time.time() if now_s is None else now_s))

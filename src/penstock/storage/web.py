@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import AccessDenied, ObjectNotFound, StorageError, TransientStoreError
@@ -15,10 +18,16 @@ if TYPE_CHECKING:
 
 _FIRST_RANGE_BYTES = 1 << 20
 _LARGEST_RANGE_BYTES = 64 << 20
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_TRANSIENT = {408, 425, 429}
+_URL = re.compile(r"(?P<scheme>\bhttps?://)([^\s/?#'\"<>@]*@)?(?P<place>[^\s?#'\"<>]*)([?#][^\s'\"<>]*)?")
 TIMEOUT_S = 60.0
 
 Headers = Callable[[], dict[str, str]]
+
+
+def redacted(text: str) -> str:
+    """A text whose URLs tell neither a password nor a query: a signed URL opens a file to whoever reads it."""
+    return _URL.sub(r"\g<scheme>\g<place>", text)
 
 
 @contextmanager
@@ -31,9 +40,15 @@ def translated(what: str) -> Iterator[None]:
     except httpx2.TimeoutException as error:
         raise TransientStoreError(f"{what}: no answer in {TIMEOUT_S:.0f} s ({type(error).__name__})") from error
     except httpx2.TransportError as error:
-        raise TransientStoreError(f"{what}: the connection failed ({type(error).__name__}: {error})") from error
+        raise TransientStoreError(f"{what}: the connection failed ({_told(error)})") from error
     except httpx2.HTTPError as error:
-        raise StorageError(f"{what}: the request failed ({type(error).__name__}: {error})") from error
+        raise StorageError(f"{what}: the request failed ({_told(error)})") from error
+    except httpx2.InvalidURL as error:
+        raise StorageError(f"{what}: its URL cannot be one ({type(error).__name__})") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {redacted(str(error))}"
 
 
 def refuse_bad_status(response: httpx2.Response, what: str, *, when_denied: str = "") -> None:
@@ -41,7 +56,7 @@ def refuse_bad_status(response: httpx2.Response, what: str, *, when_denied: str 
     status = response.status_code
     if 200 <= status < 300:
         return
-    if status in _TRANSIENT:
+    if status in _TRANSIENT or status >= 500:
         asked_s = parse_retry_after(response.headers.get("retry-after"))
         raise TransientStoreError(f"{what}: the server answered {status}", retry_after_s=asked_s)
     if status in (401, 403):
@@ -95,8 +110,10 @@ class WebFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
-        target = max(0, base + offset)
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}
+        target = bases[whence] + offset if whence in bases else -1
+        if target < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._what)
         if target != self._position:
             self._hang_up()
             self._position = target
@@ -114,6 +131,9 @@ class WebFile(io.RawIOBase):
                 self._hang_up()
                 self._patience.spend(error)
                 continue
+            except StorageError:
+                self._hang_up()  # whoever reads on all the same asks anew
+                raise
             count = min(len(piece), len(wanted))
             wanted[:count] = piece[:count]
             self._piece = piece[count:]
@@ -154,11 +174,25 @@ class WebFile(io.RawIOBase):
         refuse_bad_status(response, self._what, when_denied=self._when_denied)
         self._pieces = response.iter_raw(1 << 18)
         self._asked_until = stop
+        self._refuse_packed(response)
         if response.status_code != 206:  # the whole file, where the server knows no ranges
+            self._check_length(response.headers.get("content-length"))
             self._asked_until = self._size_bytes
             self._pieces = _without_first(self._pieces, self._position)
         else:
             self._check_range(response.headers.get("content-range", ""))
+
+    def _refuse_packed(self, response: httpx2.Response) -> None:
+        """Refuse bytes that are not the file's own: none of the places counted here would hold in them."""
+        packed = response.headers.get("content-encoding", "identity")
+        if packed != "identity":
+            raise StorageError(f"{self._what}: asked for the file as it is, got it packed as {packed!r}")
+
+    def _check_length(self, told: str | None) -> None:
+        if told is not None and told != str(self._size_bytes):
+            raise StorageError(
+                f"{self._what}: expected {self._size_bytes} bytes, got an answer of {told}: the file changed"
+            )
 
     def _check_range(self, told: str) -> None:
         """Refuse bytes of another place or of another file."""
@@ -175,7 +209,7 @@ class WebFile(io.RawIOBase):
         self._pieces = iter(())
         self._piece = memoryview(b"")
         if response is not None:
-            with translated(self._what):
+            with suppress(StorageError), translated(self._what):  # of what is not wanted any more
                 response.close()
 
 

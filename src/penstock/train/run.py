@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from penstock.blocks import BlockManager
+from penstock.blocks import BlockManager, prepare_blocks
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
 from penstock.feed import Tokenizer, train_tokenizer
@@ -48,11 +48,16 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
         stop: Set it from another thread to end the run after the current step, committed.
     """
     config.check()
+    config = replace(config, dataset_file=prepare_blocks(config.dataset_file, config.samples_per_block))
     blocks = BlockManager(config.dataset_file, config.samples_per_block, config.dataset_chunk_size)
     header = blocks.manifest.header
-    if header.text_column is None:
+    if header.text_column is None and header.token_column is None:
         raise ConfigError(
-            f"{config.dataset_file} has no text column: training needs text; ingest it with --text-column"
+            f"{config.dataset_file} has no text column: only text can be trained on; ingest it with --text-column"
+        )
+    if header.token_column is not None and not config.tokenizer:
+        raise ConfigError(
+            f"{config.dataset_file} came tokenised: name the tokenizer it was made with (--tokenizer tokenizer.json)"
         )
     if not blocks.manifest.complete:
         raise ConfigError(f"{config.dataset_file} is not complete: finish `penstock ingest` first")

@@ -1,0 +1,94 @@
+"""Raw files, folders and ``hf://`` data sets as block stores: kept in a cache folder, made by whoever comes first."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.blocks.ingest import IngestProgress, run_ingest
+from penstock.blocks.journal import Journal
+from penstock.blocks.manifest import DatasetHeader
+from penstock.blocks.request import IngestRequest
+from penstock.blocks.store import finished_manifest
+from penstock.errors import BlockStoreError, SourceError
+from penstock.sources import Source, open_source
+from penstock.storage import LocalStorage, open_storage
+
+CACHE_VARIABLE = "PENSTOCK_CACHE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawDataset:
+    """A raw source, and the block store in the cache that it becomes. Pickles; opening the source again gives the
+    very version that was resolved."""
+
+    spec: str
+    store_path: Path
+    header: DatasetHeader
+    request: IngestRequest
+
+    def open_source(self) -> Source:
+        return open_source(
+            self.spec, exclude=self.store_path, options=self.request.options, pinned=self.header.revision
+        )
+
+
+def cache_folder() -> Path:
+    """Where raw data sets are kept as blocks: PENSTOCK_CACHE, else penstock in the user's cache folder."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "penstock")
+
+
+def is_block_store(path: str) -> bool:
+    """Whether a path is a block store, finished or being written; refuses what is left of one."""
+    if "://" in path and not path.startswith("file://"):
+        return not path.startswith("hf://")
+    storage = open_storage(path)
+    if not isinstance(storage, LocalStorage) or not storage.root.is_dir():
+        return False
+    if finished_manifest(storage) is not None or Journal(storage).header() is not None:
+        return True
+    if storage.exists("blocks/block_00000.idx"):
+        raise BlockStoreError(
+            f"{path} has blocks and neither manifest nor journal: restore block_manifest.json, or ingest again"
+        )
+    return False
+
+
+def resolve_raw(spec: str, request: IngestRequest, cache: Path | None = None) -> RawDataset:
+    """Find out what a raw source is, and which block store in the cache it becomes. Reads its first rows."""
+    root = (cache or cache_folder()).expanduser().absolute() / "blocks"
+    try:
+        source = open_source(spec, exclude=root, options=request.options, want_text=not request.no_text)
+    except SourceError as error:
+        if spec.startswith("hf://"):
+            raise
+        raise BlockStoreError(
+            f"{spec} is not a block store, and no source of one either ({error}): "
+            f"make one with `penstock ingest SOURCE {spec}`, or name a file, a folder, a glob or hf://..."
+        ) from error
+    header = request.header(source)
+    name = re.sub(r"[^\w.-]", "_", header.dataset_name)[:60]
+    digest = header.dataset_id.removeprefix("sha256:")[:16]
+    return RawDataset(spec=spec, store_path=root / f"{name}-{digest}", header=header, request=request)
+
+
+def prepare_blocks(
+    spec: str | os.PathLike[str],
+    samples_per_block: int = 100_000,
+    *,
+    on_progress: Callable[[IngestProgress], None] | None = None,
+) -> str:
+    """The path of a block store with this data: the one named, or one in the cache, which is made or finished first."""
+    text = os.fspath(spec)
+    if is_block_store(text):
+        return text
+    raw = resolve_raw(text, IngestRequest(block_size=samples_per_block))
+    storage = LocalStorage(raw.store_path)
+    if finished_manifest(storage) is None:
+        run_ingest(storage, raw.open_source(), raw.header, raw.request.on_bad_row, on_progress)
+    return str(raw.store_path)
