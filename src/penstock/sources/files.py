@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 from penstock.errors import SourceError, StorageError
 from penstock.sources.base import Cursor, RowBatch, refuse_unless_utf8
-from penstock.sources.formats import FORMATS, ReadOptions, read_file, reads_about, refuse_unknown
+from penstock.sources.formats import FORMATS, ReadOptions, read_file, reads_about, refuse_unknown, suffixes_of
 from penstock.sources.megatron import is_megatron_index, read_sequences
 from penstock.storage import HubStorage, ObjectInfo, ReadableStorage
 
@@ -102,11 +102,16 @@ class FileSource:
 
     def _index_of(self, key: str) -> str | None:
         """The index that says where the sequences of a file of tokens end, where it has one."""
-        if not key.endswith(".bin"):
+        suffix, codec = suffixes_of(key)
+        if suffix != ".bin":
             return None
-        index_key = key.removesuffix(".bin") + ".idx"
+        index_key = key[: len(key) - len(suffix + codec)] + ".idx"
         with _told(self._spec):
             found = self._storage.exists(index_key) and is_megatron_index(self._storage, index_key)
+        if found and codec:
+            raise SourceError(
+                f"{key} has an index beside it, {index_key}, which tells places in it unpacked: unpack it"
+            )
         return index_key if found else None
 
     def _head(self, key: str) -> ObjectInfo:
