@@ -25,8 +25,11 @@ class Fault:
     word: str
     times: int
     status: int = 0
-    """Answer with this status; 0 cuts the connection in the middle of the body."""
+    """Answer with this status and nothing else; 0 lets the answer pass, cut in the middle of its body."""
     headers: dict[str, str] = field(default_factory=dict)
+    """Of the answer; where it is let pass, instead of its own."""
+    cut: bool = True
+    """Whether an answer that is let pass breaks off."""
 
 
 @dataclass
@@ -55,6 +58,10 @@ class Hub:
     """The headers of each request, in lower case."""
     gates: dict[str, threading.Event] = field(default_factory=dict)
     """Requests whose path contains a word wait for an event."""
+    listed: list[dict[str, Any]] = field(default_factory=list)
+    """What listings tell of besides the files that are there."""
+    next_page_at: str | None = None
+    """Where the next page of a listing is said to be, where that is not this server."""
     elsewhere: str | None = None
     """Where files really are: another server that a request for one is sent to."""
 
@@ -135,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._api(parts[2:], body)
         elif parts[0] == "datasets" and "resolve" in parts:
             at = parts.index("resolve")
-            self._file("/".join(parts[1:at]), parts[at + 1], "/".join(parts[at + 2 :]), cut=fault is not None)
+            self._file("/".join(parts[1:at]), parts[at + 1], "/".join(parts[at + 2 :]), fault)
         else:
             self._send(404, b"{}")
 
@@ -179,15 +186,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tree(self, name: str, folder: Path, commit: str, below: str) -> None:
         query = parse_qs(urlsplit(self.path).query)
-        entries = [entry for entry in _entries(folder) if entry["path"].startswith(below)]
+        entries = [entry for entry in _entries(folder) if entry["path"].startswith(below)] + self.hub.listed
         first = int(query.get("cursor", ["0"])[0])
         headers = {}
         if first + PAGE < len(entries):
-            following = f"{self.hub.url}/api/datasets/{name}/tree/{commit}?recursive=true&cursor={first + PAGE}"
+            where = self.hub.next_page_at or self.hub.url
+            following = f"{where}/api/datasets/{name}/tree/{commit}?recursive=true&cursor={first + PAGE}"
             headers["Link"] = f'<{following}>; rel="next"'
         self._send(200, json.dumps(entries[first : first + PAGE]).encode(), headers)
 
-    def _file(self, name: str, revision: str, key: str, *, cut: bool) -> None:
+    def _file(self, name: str, revision: str, key: str, fault: Fault | None) -> None:
         repository = self._repository(name)
         if repository is None:
             return
@@ -207,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
             stop = min(len(data), int(last) + 1) if last else len(data)
             headers["Content-Range"] = f"bytes {first}-{stop - 1}/{len(data)}"
             data, status = data[int(first) : stop], 206
-        self._send(status, data, headers, cut=cut)
+        self._send(status, data, {**headers, **(fault.headers if fault else {})}, cut=fault is not None and fault.cut)
 
     def _repository(self, name: str) -> Repository | None:
         found = self.hub.repositories.get(name)
@@ -218,9 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False) -> None:
         self.send_response(status)
-        for name, value in (headers or {}).items():
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data[: len(data) // 2] if cut else data)

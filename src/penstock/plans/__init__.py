@@ -4,8 +4,8 @@
     strided   global batches of an order (sequential, shuffled, shard-local), dealt [rank::world]
 
 A plan answers with numbers only. Below: `types`. Above: the ledger, which is handed a plan and knows nothing else of
-order; the feed, which reads what a plan says. Exported here is what needs no numpy: the ledger must start quickly; the rest is imported from
-`orders`, `strided` and `permutation`.
+order; the feed, which reads what a plan says. Exported here is what needs no numpy, since the ledger must start
+quickly; the rest is imported from `orders`, `strided` and `permutation`.
 """
 
 from penstock.plans.claims import ClaimsPlan, PlannedChunk

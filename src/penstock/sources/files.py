@@ -109,9 +109,7 @@ class FileSource:
         with _told(self._spec):
             found = self._storage.exists(index_key) and is_megatron_index(self._storage, index_key)
         if found and codec:
-            raise SourceError(
-                f"{key} has an index beside it, {index_key}, which tells places in it unpacked: unpack it"
-            )
+            raise SourceError(f"{key} has an index beside it, {index_key}, which knows it unpacked: unpack it")
         return index_key if found else None
 
     def _head(self, key: str) -> ObjectInfo:

@@ -172,7 +172,7 @@ class WebFile(io.RawIOBase):
             response = client.send(request, stream=True, follow_redirects=True)
         self._response = response
         refuse_bad_status(response, self._what, when_denied=self._when_denied)
-        self._pieces = response.iter_raw(1 << 18)
+        self._pieces = response.iter_raw()  # as they arrive: gathered ones are lost with a broken connection
         self._asked_until = stop
         self._refuse_packed(response)
         if response.status_code != 206:  # the whole file, where the server knows no ranges
