@@ -8,6 +8,7 @@ packs its window again and goes on at a sequence offset. Below: `blocks`. Above:
 """
 
 from penstock.feed.chunks import ChunkFeed
+from penstock.feed.engines import EngineName, choose_engine
 from penstock.feed.packing import IGNORED_LABEL, Batch, PackedWindow, pack_window
 from penstock.feed.tokenizer import Tokenizer, train_tokenizer
 
@@ -15,8 +16,10 @@ __all__ = [
     "IGNORED_LABEL",
     "Batch",
     "ChunkFeed",
+    "EngineName",
     "PackedWindow",
     "Tokenizer",
+    "choose_engine",
     "pack_window",
     "train_tokenizer",
 ]

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import ConfigError
+from penstock.feed.engines import EngineName, ReferenceEngine, make_engine
 
 END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
@@ -27,65 +28,58 @@ class Encoded:
 class Tokenizer:
     """A tokenizer and the end-of-text id that closes each document. Pickles; safe for threads."""
 
-    def __init__(self, definition: str, *, end_of_text: str | None = None) -> None:
+    def __init__(self, definition: str, *, end_of_text: str | None = None, engine: EngineName = "tokenizers") -> None:
         """Load a tokenizer.
 
         Args:
             definition: The content of a `tokenizer.json`.
             end_of_text: The token that closes a document; found among the usual ones where not given.
+            engine: What does the work; see `engines.choose_engine`.
         """
         self.definition = definition
-        try:
-            self._engine = tokenizers.Tokenizer.from_str(definition)
-        except BaseException as error:  # the engine raises nothing narrower, and its panics are no Exception at all
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            raise ConfigError(
-                f"not a tokenizer.json: {error}: expected a file written by the tokenizers library"
-            ) from error
-        self._engine.encode_special_tokens = True  # in a text, "<|endoftext|>" is letters and ends nothing
-        self._engine.no_truncation()
-        self._engine.no_padding()
+        reference = ReferenceEngine(definition)
+        self._vocabulary = reference.inner
+        self._engine = reference if engine == "tokenizers" else make_engine(engine, definition)
         wanted = (end_of_text,) if end_of_text else _KNOWN_ENDS
-        known = ((token, self._engine.token_to_id(token)) for token in wanted)
+        known = ((token, self._vocabulary.token_to_id(token)) for token in wanted)
         found, end_id = next(((token, token_id) for token, token_id in known if token_id is not None), ("", None))
         if end_id is None:
             raise ConfigError(f"the tokenizer knows none of {', '.join(wanted)}: name its end-of-text token")
         self.end_of_text = found
         self.end_of_text_id = end_id
 
+    @property
+    def engine(self) -> EngineName:
+        return self._engine.name
+
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.definition, self.end_of_text)
+        return _rebuild, (self.definition, self.end_of_text, self.engine)
 
     @property
     def vocab_size(self) -> int:
         """One more than the highest id, so that every id fits; ids may have gaps."""
-        return max(self._engine.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self._vocabulary.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def fingerprint(self) -> str:
         """Names this tokenizer, its engine and the engine's version: equal means equal ids."""
-        told = f"tokenizers {tokenizers.__version__}\n{self.end_of_text}\n{self.definition}"
+        told = f"{self._engine.name} {self._engine.version}\n{self.end_of_text}\n{self.definition}"
         return "sha256:" + hashlib.sha256(told.encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text, with the end-of-text id behind it."""
-        try:
-            encodings = self._engine.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:  # the engine raises nothing narrower
-            raise ConfigError(f"the tokenizer cannot encode a text: {error}: name a tokenizer that can") from error
-        ids = [encoding.ids for encoding in encodings]
-        lengths = np.fromiter((len(document) + 1 for document in ids), dtype=np.int64, count=len(ids))
-        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        flat = np.full(offsets[-1], self.end_of_text_id, dtype=np.int64)
-        for document, start in zip(ids, offsets[:-1].tolist(), strict=True):
-            flat[start : start + len(document)] = document
-        return Encoded(flat, offsets)
+        ids, offsets = self._engine.encode(texts)
+        ends = offsets[1:] + np.arange(len(texts))
+        closed = np.empty(len(ids) + len(texts), dtype=np.uint32)
+        is_text = np.ones(len(closed), dtype=bool)
+        is_text[ends] = False
+        closed[is_text] = ids
+        closed[ends] = self.end_of_text_id
+        return Encoded(closed, np.concatenate([[0], ends + 1]))
 
 
-def _rebuild(definition: str, end_of_text: str) -> Tokenizer:
-    return Tokenizer(definition, end_of_text=end_of_text)
+def _rebuild(definition: str, end_of_text: str, engine: EngineName) -> Tokenizer:
+    return Tokenizer(definition, end_of_text=end_of_text, engine=engine)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> Tokenizer:

@@ -6,13 +6,16 @@ import math
 import tomllib
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
 from penstock.errors import ConfigError, differences
 from penstock.storage import Storage
 from penstock.types import DatasetIdentity
+
+if TYPE_CHECKING:
+    from penstock.feed import EngineName, Tokenizer
 
 CONFIG_KEY = "config.toml"
 
@@ -45,7 +48,7 @@ class TrainingConfig:
     """Settings of a run, free to assign to until `run_training` reads them."""
 
     dataset_file: str = ""
-    """The data set: a block store."""
+    """The data set: a block store, a file, a folder, a glob or ``hf://name[:config[:split]]``."""
     run_dir: str = ""
     """The run's folder; a folder with a run in it resumes that run. Empty: ``runs/<data set's name>``."""
     model: str = "tiny"
@@ -139,6 +142,8 @@ class RunConfig:
     """Identity, name and size of the data set."""
     tokenizer_fingerprint: str
     vocab_size: int
+    tokenizer_engine: EngineName = "tokenizers"
+    """Chosen when the run began, and kept: engines may differ in a text nobody has tried."""
 
     @property
     def training(self) -> TrainingConfig:
@@ -187,8 +192,7 @@ def resolve(
     identity: DatasetIdentity,
     name: str,
     total_samples: int,
-    fingerprint: str,
-    vocab_size: int,
+    tokenizer: Tokenizer,
 ) -> RunConfig:
     """Freeze the settings together with what the data set and the tokenizer turned out to be; paths become absolute."""
     settled = replace(config, dataset_file=str(Path(config.dataset_file).resolve()))
@@ -197,6 +201,7 @@ def resolve(
     return RunConfig(
         settings=asdict(settled),
         dataset={**identity.as_dict(), "name": name, "total_samples": total_samples},
-        tokenizer_fingerprint=fingerprint,
-        vocab_size=vocab_size,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_engine=tokenizer.engine,
     )

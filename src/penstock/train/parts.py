@@ -47,7 +47,7 @@ class RunParts:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.storage.get(TOKENIZER_KEY).decode())
+        return Tokenizer(self.storage.get(TOKENIZER_KEY).decode(), engine=self.run_config.tokenizer_engine)
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.blocks import BlockManager, prepare_blocks
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
-from penstock.feed import Tokenizer, train_tokenizer
+from penstock.feed import Tokenizer, choose_engine, train_tokenizer
 from penstock.ledger import Commit, has_ledger, open_ledger
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.alone import CommitAlone
@@ -24,6 +24,8 @@ from penstock.train.stopping import SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
 from penstock.train.trainer import State
 
+_COMPARED_TEXTS = 200
+_COMPARED_CHARS = 2_000
 _TOKENIZER_SAMPLE_CHARS = 8_000_000
 """How much text a tokenizer is trained on: enough for a small vocabulary, in seconds."""
 
@@ -171,7 +173,8 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
     before = RunConfig.load(storage) if _has_begun(storage) else None
     definition = _tokenizer_definition(config, blocks, storage, before)
     try:
-        tokenizer = Tokenizer(definition)
+        engine = before.tokenizer_engine if before else choose_engine(definition, _first_texts(blocks))
+        tokenizer = Tokenizer(definition, engine=engine)
     except ConfigError as error:
         raise ConfigError(f"{config.tokenizer or storage.url + '/' + TOKENIZER_KEY}: {error}") from error
     resolved = resolve(
@@ -179,8 +182,7 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
         identity=blocks.identity(),
         name=blocks.manifest.header.dataset_name,
         total_samples=blocks.manifest.total_samples,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer,
     )
     if before is not None:
         resolved.refuse_changes(before, storage.url)
@@ -222,6 +224,14 @@ def _tokenizer_definition(
             f"{storage.url} has lost its {TOKENIZER_KEY}: restore it, or name it with --tokenizer"
         ) from error
     return train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size).definition
+
+
+def _first_texts(blocks: BlockManager) -> list[str]:
+    """A few texts to compare engines by, none of them long."""
+    if blocks.manifest.header.text_column is None:
+        return []
+    texts = blocks.get_chunk(0, 0, min(_COMPARED_TEXTS, blocks.get_block(0).sample_count))
+    return [text[:_COMPARED_CHARS] for text in texts]
 
 
 def _some_texts(blocks: BlockManager) -> Iterator[str]:

@@ -1,0 +1,144 @@
+"""Engines: what turns text into ids. `tokenizers` is the reference; gigatoken is some fifty times faster, and is used
+where it gives the very same ids."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import tokenizers
+
+from penstock.errors import ConfigError, MissingExtraError
+
+_log = logging.getLogger(__name__)
+
+EngineName = Literal["tokenizers", "gigatoken"]
+
+_HARD_TEXTS = (
+    "",
+    " ",
+    "\n\n\n   \t\t x",
+    "a\r\nb\r\n",
+    "<|endoftext|>x</s> <s>[CLS]<|im_end|><unk>",
+    "don't they'll I'VE 12345678 3.14159 1,000,000",
+    "e\u0301 \u00e9 \ufb01 \u1e9e \u0130 \u212b",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u2603\ufe0f",
+    "\u4f60\u597d\u4e16\u754c\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155 \u0645\u0631\u062d\u0628\u0627",
+    "\x00\x01\x7f\u200b\u00ad\ufeff\u2028 \u00a0\u3000x",
+    "x" * 300,
+    "    def f(self):\n\t\treturn {'a': [1, 2]}  # \u2192 \u221e\n",
+)
+"""Where engines differ, if they do."""
+
+
+class Engine(Protocol):
+    """Text to ids, with no special tokens added and none recognised: in a text, ``</s>`` is letters."""
+
+    @property
+    def name(self) -> EngineName: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """All ids end to end as uint32, and where each text's begin (one more than texts)."""
+        ...
+
+
+class ReferenceEngine:
+    """The `tokenizers` library."""
+
+    name: EngineName = "tokenizers"
+    version = tokenizers.__version__
+
+    def __init__(self, definition: str) -> None:
+        try:
+            self.inner = tokenizers.Tokenizer.from_str(definition)
+        except BaseException as error:  # the engine raises nothing narrower, and its panics are no Exception at all
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ConfigError(
+                f"not a tokenizer.json: {error}: expected a file written by the tokenizers library"
+            ) from error
+        self.inner.encode_special_tokens = True
+        self.inner.no_truncation()
+        self.inner.no_padding()
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the engine raises nothing narrower
+            raise ConfigError(f"the tokenizer cannot encode a text: {error}: name a tokenizer that can") from error
+        ids = [encoding.ids for encoding in encodings]
+        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
+        np.cumsum([len(document) for document in ids], out=offsets[1:])
+        flat = np.empty(offsets[-1], dtype=np.uint32)
+        for document, start in zip(ids, offsets[:-1].tolist(), strict=True):
+            flat[start : start + len(document)] = document
+        return flat, offsets
+
+
+class GigatokenEngine:
+    """The gigatoken library. Encodes on all cores, and on the calling thread alone in a forked or spawned worker."""
+
+    name: EngineName = "gigatoken"
+
+    def __init__(self, definition: str) -> None:
+        try:
+            import gigatoken
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the tokenizer engine gigatoken is not there ({error}): pip install 'penstock[fast]'"
+            ) from error
+        from importlib.metadata import version
+
+        self.version = version("gigatoken")
+        fields = json.loads(definition)
+        # It would recognise special tokens in texts; added tokens of another kind are words, and recognised by both.
+        fields["added_tokens"] = [token for token in fields.get("added_tokens") or () if not token.get("special")]
+        self._inner: Any = gigatoken.Tokenizer.from_json(json.dumps(fields))
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        layout = self._inner.encode_batch(list(texts)).layout
+        return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
+
+
+def make_engine(name: EngineName, definition: str) -> Engine:
+    """The engine of this name for a `tokenizer.json`."""
+    if name == "tokenizers":
+        return ReferenceEngine(definition)
+    if name == "gigatoken":
+        return GigatokenEngine(definition)
+    raise ConfigError(f"engine={name!r} is unknown: expected 'tokenizers' or 'gigatoken'")
+
+
+def choose_engine(definition: str, samples: Sequence[str]) -> EngineName:
+    """The fastest engine that gives the reference's ids on hard texts and on some of the user's own."""
+    reference = ReferenceEngine(definition)
+    try:
+        fast = GigatokenEngine(definition)
+    except MissingExtraError:
+        return "tokenizers"
+    except Exception as error:  # noqa: BLE001 - whatever it raises: a tokenizer it does not know is for the reference
+        _log.warning("gigatoken does not know this tokenizer (%s): tokenising with tokenizers, which is slower", error)
+        return "tokenizers"
+    texts = [*_HARD_TEXTS, *samples]
+    try:
+        got, expected = fast.encode(texts), reference.encode(texts)
+    except Exception as error:  # noqa: BLE001 - as above
+        _log.warning("gigatoken failed (%s): tokenising with tokenizers, which is slower", error)
+        return "tokenizers"
+    if all(np.array_equal(one, other) for one, other in zip(got, expected, strict=True)):
+        return "gigatoken"
+    differs = next(
+        text
+        for text, first, last, second, end in zip(
+            texts, got[1][:-1], got[1][1:], expected[1][:-1], expected[1][1:], strict=True
+        )
+        if not np.array_equal(got[0][first:last], expected[0][second:end])
+    )
+    _log.warning("gigatoken gives other ids than tokenizers for %r: using the latter, which is slower", differs[:80])
+    return "tokenizers"
