@@ -15,10 +15,16 @@ from penstock.plans.strided import Exclusion, StridedEpoch
 
 
 def in_plain_words(
-    ids: list[int], batch_size: int, exclusions: list[tuple[int, list[int]]], *, drop_last: bool
+    ids: list[int],
+    batch_size: int,
+    exclusions: list[tuple[int, list[int]]],
+    resized: dict[int, int],
+    *,
+    drop_last: bool,
 ) -> list[list[int]]:
     batches: list[list[int]] = []
     while True:
+        batch_size = resized.get(len(batches), batch_size)
         gone = {i for step, excluded in exclusions if step == len(batches) for i in excluded}
         ids = [i for i in ids if i not in gone]
         if not ids or (drop_last and len(ids) < batch_size):
@@ -34,10 +40,12 @@ def epochs(draw: st.DrawFn) -> tuple[StridedEpoch, list[list[int]]]:
     drop_last = draw(st.booleans())
     ids = st.lists(st.integers(0, size - 1), max_size=size)
     exclusions = draw(st.lists(st.tuples(st.integers(0, 12), ids), max_size=4))
+    resized = draw(st.dictionaries(st.integers(1, 9), st.integers(1, 12), max_size=2))
     order = Shuffled(size, draw(st.integers(0, 99)))
     told = [Exclusion(step, np.array(excluded, dtype=np.int64)) for step, excluded in exclusions]
-    epoch = StridedEpoch(order, batch_size, exclusions=told, drop_last=drop_last)
-    expected = in_plain_words(order.at(np.arange(size)).tolist(), batch_size, exclusions, drop_last=drop_last)
+    epoch = StridedEpoch(order, batch_size, exclusions=told, resized=resized.items(), drop_last=drop_last)
+    ids = order.at(np.arange(size)).tolist()
+    expected = in_plain_words(ids, batch_size, exclusions, resized, drop_last=drop_last)
     return epoch, expected
 
 

@@ -16,7 +16,7 @@ here knows who trains what: that is the ledger's.
 from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
 from penstock.blocks.manager import Block, BlockManager
 from penstock.blocks.manifest import BlockEntry, Manifest
-from penstock.blocks.raw import prepare_blocks
+from penstock.blocks.raw import cache_folder, prepare_blocks
 from penstock.blocks.store import BlockStore
 from penstock.blocks.verify import verify_blocks
 
@@ -27,6 +27,7 @@ __all__ = [
     "BlockStore",
     "IngestProgress",
     "Manifest",
+    "cache_folder",
     "ingest",
     "prepare_blocks",
     "process_raw_dataset_to_blocks",

@@ -10,7 +10,7 @@ ends at entry j's value: one call, no per-sample work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -31,7 +31,7 @@ class IndexBuilder:
         self._lengths: list[int] = []
         self._crcs: list[int] = [0]
 
-    def extend(self, lines: list[bytes]) -> None:
+    def extend(self, lines: Sequence[bytes | memoryview]) -> None:
         self._lengths.extend(map(len, lines))
         running = accumulate(lines, lambda crc, line: isal_zlib.crc32(line, crc), initial=self._crcs[-1])
         next(running)
@@ -50,6 +50,15 @@ def index_of_lines(lines: Iterable[bytes]) -> bytes:
     builder = IndexBuilder()
     builder.extend(list(lines))
     return builder.to_bytes()
+
+
+def read_index(storage: Storage, index_file: str) -> np.ndarray:
+    """All entries of an index, with fields ``offset`` and ``crc``; one more than samples."""
+    raw = _range(storage, index_file, 0, 1 << 62)
+    count = int.from_bytes(raw[8:_HEADER_BYTES], "little")
+    if raw[:8] != _MAGIC or len(raw) != _HEADER_BYTES + (count + 1) * _ENTRY.itemsize:
+        raise CorruptBlockError(f"{storage.url}/{index_file} is not a whole index: {_advice(storage)}")
+    return np.frombuffer(raw, dtype=_ENTRY, offset=_HEADER_BYTES)
 
 
 def read_samples(storage: Storage, block_file: str, index_file: str, start: int, stop: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,12 @@ class BlockManager:
                 opened.background.stop()
 
     @property
+    def store_path(self) -> Path | None:
+        """The folder the blocks are in; None where they are not on this machine's disks."""
+        storage = self._store.storage
+        return storage.root if isinstance(storage, LocalStorage) else None
+
+    @property
     def manifest(self) -> Manifest:
         return self._store.manifest
 
@@ -185,14 +192,28 @@ class BlockManager:
 
     def get_chunk(self, block_id: int, chunk_id: int, chunk_size: int | None = None) -> list[str]:
         """The texts of one chunk."""
-        column = self.manifest.header.text_column
-        if column is None:
+        self._text_column()
+        return self.texts_of(self.get_rows(block_id, chunk_id, chunk_size))
+
+    def read_range(self, block_id: int, start: int, stop: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many bytes the samples ``[start, stop)`` of a block are, and their rows; kept nowhere."""
+        store = self._store
+        data = store.samples(block_id, start, stop)
+        return len(data), parse_lines(data, store.block(block_id), start, stop)
+
+    def texts_of(self, rows: list[dict[str, Any]]) -> list[str]:
+        """The texts of rows of this data set."""
+        column = self._text_column()
+        return [text if type(text := row.get(column)) is str else text_of(row, column) for row in rows]
+
+    def _text_column(self) -> str:
+        header = self.manifest.header
+        if header.text_column is None:
             raise BlockStoreError(
                 f"{self.dataset_path} has no text column: read it with get_rows"
-                f"{' or get_tokens' if self.manifest.header.token_column else ''}, or ingest it with --text-column"
+                f"{' or get_tokens' if header.token_column else ''}, or ingest it with --text-column"
             )
-        rows = self.get_rows(block_id, chunk_id, chunk_size)
-        return [text if type(text := row.get(column)) is str else text_of(row, column) for row in rows]
+        return header.text_column
 
     def get_tokens(self, block_id: int, chunk_id: int, chunk_size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """The token ids of one chunk of a data set that came tokenised, end to end, and the offsets of its samples."""

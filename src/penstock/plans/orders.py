@@ -92,9 +92,9 @@ class ShardLocal:
     def window_count(self) -> int:
         return -(-self.chunk_count // self.window_chunks)
 
-    def window_start(self, window: int | np.ndarray) -> int | np.ndarray:
+    def window_start(self, window: int) -> int:
         """The position at which a window begins; that of `window_count` is the end."""
-        return self._slot_start(np.minimum(np.asarray(window) * self.window_chunks, self.chunk_count))
+        return int(self._slot_start(min(window * self.window_chunks, self.chunk_count)))
 
     def window_of(self, positions: np.ndarray) -> np.ndarray:
         return self._slot_of(positions)[0] // self.window_chunks
@@ -103,6 +103,10 @@ class ShardLocal:
         """The chunks a window is made of, in order: what has to be read for it."""
         first = window * self.window_chunks
         return self._chunks.at(np.arange(first, min(first + self.window_chunks, self.chunk_count)))
+
+    def window_order(self, window: int) -> np.ndarray:
+        """Which sample of a window's chunks, laid end to end, stands at each of its positions."""
+        return self._inner(window).at(np.arange(self.window_start(window + 1) - self.window_start(window)))
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         positions = np.asarray(positions, dtype=np.int64)
@@ -120,11 +124,14 @@ class ShardLocal:
         windows = self.window_of(positions)
         for window in np.unique(windows).tolist():
             chosen = windows == window
-            start = int(self.window_start(window))
-            inner = Permutation(int(self.window_start(window + 1)) - start, derive_key("window", window, *self._key))
+            inner, start = self._inner(window), self.window_start(window)
             move = inner.at if forward else inner.position_of
             result[chosen] = start + move(positions[chosen] - start)
         return result
+
+    def _inner(self, window: int) -> Permutation:
+        size = self.window_start(window + 1) - self.window_start(window)
+        return Permutation(size, derive_key("window", window, *self._key))
 
     def _slot_start(self, slot: np.ndarray | int) -> np.ndarray:
         slot = np.asarray(slot, dtype=np.int64)

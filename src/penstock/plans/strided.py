@@ -4,7 +4,7 @@
 
 Excluded samples leave gaps in the order that are closed up. An exclusion holds from a step on: what was handed out
 before it stays as it was, what comes after it is the rest of the order without the excluded ones. So any batch of an
-epoch is a function of (order, batch size, exclusions), and a resumed plan needs nothing else.
+epoch is a function of (order, batch sizes, exclusions), and a resumed plan needs nothing else.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Steps between two exclusions: the order from `start` on, without the positions in `gaps`."""
+    """Steps between two changes: the order from `start` on, without the positions in `gaps`."""
 
     first_step: int
+    batch_size: int
     start: int
     gaps: np.ndarray
     """Excluded positions at or behind `start`, sorted, each less how many come before it."""
@@ -49,14 +50,30 @@ class StridedEpoch:
     """The global batches of one epoch."""
 
     def __init__(
-        self, order: Order, batch_size: int, *, exclusions: Iterable[Exclusion] = (), drop_last: bool = False
+        self,
+        order: Order,
+        batch_size: int,
+        *,
+        exclusions: Iterable[Exclusion] = (),
+        resized: Iterable[tuple[int, int]] = (),
+        drop_last: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size} holds no sample: expected 1 or more")
+        """Remember the epoch's shape.
+
+        Args:
+            order: Its order.
+            batch_size: Samples of a global batch.
+            exclusions: What is left out, and from when on.
+            resized: Steps from which the batch size is another one, with that size.
+            drop_last: Whether a last batch that would be short is left out.
+        """
+        self._sizes = dict([(0, batch_size), *resized])
+        for size in self._sizes.values():
+            if size < 1:
+                raise ConfigError(f"batch_size={size} holds no sample: expected 1 or more")
         self.order = order
-        self.batch_size = batch_size
         self.drop_last = drop_last
-        self._exclusions = sorted(exclusions, key=lambda exclusion: exclusion.step)
+        self._exclusions = list(exclusions)
 
     @property
     def batch_count(self) -> int:
@@ -73,10 +90,20 @@ class StridedEpoch:
             stretch = self._stretches[number]
             following = self._stretches[number + 1 : number + 2]
             until = min(last_step, following[0].first_step) if following else last_step
-            size = self.batch_size
+            size = stretch.batch_size
             pieces.append(stretch.positions((step - stretch.first_step) * size, (until - stretch.first_step) * size))
             step = until
         return self.order.at(np.concatenate(pieces))
+
+    def batches(self, first_step: int, last_step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of several batches end to end, and where each batch begins (one more than batches)."""
+        sizes = [self._size_of(step) for step in range(first_step, last_step)]
+        return self.sample_ids(first_step, last_step), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+    def _size_of(self, step: int) -> int:
+        number = bisect_right(self._stretches, step, key=lambda stretch: stretch.first_step) - 1
+        stretch = self._stretches[number]
+        return min(stretch.batch_size, stretch.count - (step - stretch.first_step) * stretch.batch_size)
 
     def share(self, step: int, rank: int, world: int) -> np.ndarray:
         """What one rank gets of a batch; nothing where the batch has fewer samples than there are ranks before it."""
@@ -89,25 +116,28 @@ class StridedEpoch:
         stretches: list[_Stretch] = []
         excluded = np.empty(0, dtype=np.int64)
         start = 0
-        for step in sorted({0, *(exclusion.step for exclusion in self._exclusions)}):
+        size = self._sizes[0]
+        for step in sorted({*self._sizes, *(exclusion.step for exclusion in self._exclusions)}):
             if stretches:
                 if step >= self._last_step_of(stretches[-1]):
                     break  # the epoch was over by then
                 start = self._end_of(stretches[-1], step)
+            size = self._sizes.get(step, size)
             now = [exclusion.sample_ids for exclusion in self._exclusions if exclusion.step == step]
             if now:
                 excluded = np.union1d(excluded, self.order.position_of(np.concatenate(now)))
             behind = excluded[np.searchsorted(excluded, start) :]
             gaps = behind - start - np.arange(len(behind))
-            stretches.append(_Stretch(step, start, gaps, self.order.size - start - len(behind)))
+            stretches.append(_Stretch(step, size, start, gaps, self.order.size - start - len(behind)))
         return stretches
 
     def _last_step_of(self, stretch: _Stretch) -> int:
         """The step behind the last one, if nothing else is excluded."""
-        batches = stretch.count // self.batch_size if self.drop_last else -(-stretch.count // self.batch_size)
+        size = stretch.batch_size
+        batches = stretch.count // size if self.drop_last else -(-stretch.count // size)
         return stretch.first_step + batches
 
     def _end_of(self, stretch: _Stretch, step: int) -> int:
         """The position behind the last that the steps before `step` have taken."""
-        taken = min((step - stretch.first_step) * self.batch_size, stretch.count)
+        taken = min((step - stretch.first_step) * stretch.batch_size, stretch.count)
         return int(stretch.positions(taken - 1, taken)[0]) + 1 if taken else stretch.start

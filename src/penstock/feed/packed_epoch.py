@@ -1,0 +1,169 @@
+"""One epoch of packed sequences: windows in the plan's order, cut into rows, dealt as global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.feed.prefetch import Prefetch
+from penstock.feed.ranges import BlockRanges
+from penstock.feed.sequences import FieldName, Sequences
+from penstock.feed.state import LoaderState
+from penstock.feed.text_epoch import Step
+from penstock.feed.token_cache import TokenCache
+from penstock.feed.windows import WindowPlan
+from penstock.plans.orders import Order
+
+_WINDOWS_AHEAD_BYTES = 64 << 20
+
+
+class PackedEpoch:
+    """Batches of one epoch, as arrays of ids. Global batch k is sequences ``[kB, (k+1)B)`` of its windows in order."""
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        ranges: BlockRanges,
+        order: Order,
+        *,
+        state: LoaderState,
+        window_samples: int,
+        sequence_length: int,
+        pad_id: int,
+        fields: tuple[FieldName, ...],
+    ) -> None:
+        self._cache = cache
+        self._ranges = ranges
+        self._order = order
+        self._window_samples = window_samples
+        self._length = sequence_length
+        self._pad_id = pad_id
+        self._fields = fields
+        self._exclusions = [
+            (entry.window if entry.epoch == state.epoch else 0, entry.sample_ids)
+            for entry in state.exclusions
+            if entry.epoch <= state.epoch
+        ]
+
+    def steps(
+        self, state: LoaderState, batch_size: int, rank: int, world: int, *, drop_last: bool
+    ) -> Generator[Step, None, None]:
+        """The epoch's batches from where a state stands. Windows are made one ahead, in a thread."""
+        sequences = Prefetch(
+            self._sequences(state.window),
+            budget_bytes=_WINDOWS_AHEAD_BYTES,
+            size_of=lambda made: made.size_bytes,
+        )
+        try:
+            yield from self._deal(iter(sequences), state, batch_size, rank, world, drop_last=drop_last)
+        finally:
+            sequences.close()
+
+    def _deal(
+        self,
+        windows: Iterator[Sequences],
+        state: LoaderState,
+        batch_size: int,
+        rank: int,
+        world: int,
+        *,
+        drop_last: bool,
+    ) -> Iterator[Step]:
+        step, window, offset = state.step, state.window, state.offset
+        pieces: list[tuple[Sequences, int, int]] = []
+        wanted = batch_size
+        for made in windows:
+            while offset < len(made):
+                stop = min(offset + wanted, len(made))
+                pieces.append((made, offset, stop))
+                wanted -= stop - offset
+                offset = stop
+                if not wanted:
+                    step += 1
+                    at_end = offset == len(made)
+                    batch, size = self._batch(pieces, rank, world)
+                    yield Step(batch, size, step, window + at_end, 0 if at_end else offset)
+                    pieces, wanted = [], batch_size
+            window, offset = window + 1, 0
+        if pieces and not drop_last:
+            batch, size = self._batch(pieces, rank, world)
+            yield Step(batch, size, step + 1, window, 0)
+
+    def _batch(self, pieces: list[tuple[Sequences, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
+        """One rank's share of a global batch: its rows ``[rank::world]``, from one window or several."""
+        shares = []
+        taken = 0
+        for made, start, stop in pieces:
+            first = start + (rank - taken) % world
+            shares.append(
+                {**made.fields(self._fields, first, stop, world), "sample_ids": made.sample_ids(first, stop, world)}
+            )
+            taken += stop - start
+        batch = shares[0]
+        if len(shares) > 1:
+            batch = {name: np.concatenate([share[name] for share in shares]) for name in batch}
+        return batch, sum(array.nbytes for array in batch.values())
+
+    # -- windows -------------------------------------------------------------------------------------------------------
+
+    def _plan(self, window: int) -> WindowPlan:
+        chosen = [ids for first, ids in self._exclusions if first <= window]
+        excluded = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
+        return WindowPlan(order=self._order, window_samples=self._window_samples, excluded=excluded)
+
+    def _sequences(self, first: int) -> Iterator[Sequences]:
+        for window in range(first, self._plan(0).window_count):
+            yield self._made(window)
+
+    def _made(self, window: int) -> Sequences:
+        read = self._plan(window).read(window, self._cache, self._ranges)
+        return Sequences(read, length=self._length, pad_id=self._pad_id)
+
+    # -- by number -----------------------------------------------------------------------------------------------------
+
+    def batch_count(self, batch_size: int, *, drop_last: bool) -> int:
+        total = int(self._sequence_starts[-1])
+        return total // batch_size if drop_last else -(-total // batch_size)
+
+    def batch(self, k: int, batch_size: int, rank: int, world: int) -> dict[str, Any]:
+        """Batch k: finds its windows by the counts of the token cache, and makes them."""
+        starts = self._sequence_starts
+        first, last = k * batch_size, min((k + 1) * batch_size, int(starts[-1]))
+        window = int(np.searchsorted(starts, first, side="right")) - 1
+        pieces = []
+        while first < last:
+            stop = min(last, int(starts[window + 1]))
+            if stop > first:
+                begin = int(starts[window])
+                pieces.append((self._made(window), first - begin, stop - begin))
+                first = stop
+            window += 1
+        return self._batch(pieces, rank, world)[0]
+
+    @cached_property
+    def _sequence_starts(self) -> np.ndarray:
+        """How many sequences come before each window, and in all; from the counts of the token cache."""
+        missing = [block_id for block_id in range(self._ranges.block_count) if not self._cache.has(block_id)]
+        if missing:
+            raise ConfigError(
+                f"the number of sequences is known once all is tokenised, and {len(missing)} of "
+                f"{self._ranges.block_count} blocks are not: run `penstock tokenize`, or iterate"
+            )
+        counts = []
+        for window in range(self._plan(0).window_count):
+            sample_ids = self._plan(window).sample_ids(window)
+            counts.append(-(-self._token_count(sample_ids) // self._length))
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+    def _token_count(self, sample_ids: np.ndarray) -> int:
+        block_ids, places = self._ranges.locate(np.sort(sample_ids))
+        total = 0
+        for block_id in np.unique(block_ids).tolist():
+            offsets = self._cache.block(block_id).offsets
+            mine = places[block_ids == block_id]
+            total += int((offsets[mine + 1] - offsets[mine]).sum())
+        return total

@@ -1,0 +1,94 @@
+"""Making the next things while the current one is used: one thread, a budget in bytes, no hang and no silent end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from penstock.errors import PenstockError
+
+T = TypeVar("T")
+
+_LOOK_S = 5.0
+"""How often whoever waits looks whether the other side is still there."""
+
+
+class Prefetch(Generic[T]):
+    """Runs an iterator in a thread, ahead of its consumer by up to `budget_bytes`; at least by one item.
+
+    An exception of the iterator reaches the consumer, behind the items that came before it. Closing ends the thread
+    after the item it is at.
+    """
+
+    def __init__(self, items: Iterator[T], *, budget_bytes: int, size_of: Callable[[T], int]) -> None:
+        self._items = items
+        self._budget_bytes = budget_bytes
+        self._size_of = size_of
+        self._ready: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closing = False
+        self._changed = threading.Condition()
+        self.waited_s = 0.0
+        """How long the consumer has waited in all."""
+        self._thread = threading.Thread(target=self._run, name="penstock feed", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            with self._changed:
+                began = time.perf_counter()
+                while not self._ready and not self._ended:
+                    self._changed.wait(_LOOK_S)
+                    if not self._thread.is_alive() and not self._ended and not self._ready:
+                        raise PenstockError("the feed's thread ended without a word: it may have been forked; spawn")
+                self.waited_s += time.perf_counter() - began
+                if self._ready:
+                    item, size = self._ready.popleft()
+                    self._bytes -= size
+                    self._changed.notify_all()
+                elif self._error is not None:
+                    raise self._error
+                else:
+                    return
+            yield item
+
+    def close(self) -> None:
+        """End the thread; what it has made is dropped."""
+        with self._changed:
+            self._closing = True
+            self._ready.clear()
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_LOOK_S)
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                if not self._hand_over(item):
+                    return
+        except BaseException as error:  # noqa: BLE001 - told to the consumer
+            self._error = error
+        finally:
+            with suppress(AttributeError, ValueError):
+                self._items.close()  # pyright: ignore[reportAttributeAccessIssue] - where it is a generator
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _hand_over(self, item: T) -> bool:
+        size = self._size_of(item)
+        with self._changed:
+            while self._ready and self._bytes + size > self._budget_bytes and not self._closing:
+                self._changed.wait(_LOOK_S)
+            if self._closing:
+                return False
+            self._ready.append((item, size))
+            self._bytes += size
+            self._changed.notify_all()
+            return True

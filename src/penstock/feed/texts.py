@@ -1,0 +1,50 @@
+"""Texts of samples from anywhere, read chunk by chunk and kept while they are needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from penstock.blocks import BlockManager
+from penstock.feed.ranges import BlockRanges
+
+
+class SampleReader:
+    """Rows of samples by id. Keeps the chunks used last within a number of bytes. Not safe for several threads."""
+
+    def __init__(self, blocks: BlockManager, ranges: BlockRanges, *, chunk_size: int, cache_bytes: int) -> None:
+        self._blocks = blocks
+        self._ranges = ranges
+        self._chunk_size = chunk_size
+        self._cache_bytes = cache_bytes
+        self._kept: OrderedDict[int, tuple[int, list[dict[str, Any]]]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def rows(self, sample_ids: np.ndarray) -> list[dict[str, Any]]:
+        """The rows of these samples, in this order."""
+        size = self._chunk_size
+        return [self._chunk(sample_id // size)[sample_id % size] for sample_id in sample_ids.tolist()]
+
+    def texts_of(self, rows: list[dict[str, Any]]) -> list[str]:
+        return self._blocks.texts_of(rows)
+
+    def _chunk(self, number: int) -> list[dict[str, Any]]:
+        kept = self._kept.get(number)
+        if kept is not None:
+            self._kept.move_to_end(number)
+            return kept[1]
+        start = number * self._chunk_size
+        stop = min(start + self._chunk_size, self._ranges.total_samples)
+        size, rows = 0, []
+        for piece in self._ranges.pieces(start, stop):
+            read_bytes, read = self._blocks.read_range(piece.block_id, piece.start, piece.stop)
+            size += read_bytes
+            rows += read
+        self._kept[number] = size, rows
+        self._kept_bytes += size
+        while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
+            _, (dropped, _) = self._kept.popitem(last=False)
+            self._kept_bytes -= dropped
+        return rows

@@ -1,0 +1,73 @@
+"""Windows of the strided plan: which samples are packed together, in which order, and their tokens.
+
+sequential, shard-local    whole chunks: read as they lie, joined, and put in the window's order
+shuffled, numpy            a run of the order: samples from all over the data set
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.feed.gathering import gather, join, read_tokens, reorder
+from penstock.feed.ranges import BlockRanges
+from penstock.feed.token_cache import TokenCache
+from penstock.plans.orders import Order, ShardLocal
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Samples that are packed together: their ids and their tokens, in the plan's order."""
+
+    sample_ids: np.ndarray
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPlan:
+    """The windows of one epoch: a function of the order and of a window's size."""
+
+    order: Order
+    window_samples: int
+    """Samples a window, for orders that have no windows of their own."""
+    excluded: np.ndarray
+    """Samples left out of this epoch, sorted."""
+
+    @property
+    def window_count(self) -> int:
+        if isinstance(self.order, ShardLocal):
+            return self.order.window_count
+        return -(-self.order.size // self.window_samples)
+
+    def sample_ids(self, window: int) -> np.ndarray:
+        """The samples of a window, in order, without the excluded ones."""
+        if isinstance(self.order, ShardLocal):
+            start, stop = self.order.window_start(window), self.order.window_start(window + 1)
+        else:
+            start = window * self.window_samples
+            stop = min(start + self.window_samples, self.order.size)
+        return self._allowed(self.order.at(np.arange(start, stop)))
+
+    def read(self, window: int, cache: TokenCache, ranges: BlockRanges) -> Window:
+        """A window with its tokens."""
+        if not isinstance(self.order, ShardLocal):
+            sample_ids = self.sample_ids(window)
+            return Window(sample_ids, *gather(cache, ranges, sample_ids))
+        size, total = self.order.chunk_size, self.order.size
+        starts = self.order.window_chunk_ids(window) * size
+        bounds = [(start, min(start + size, total)) for start in starts.tolist()]
+        ids, offsets = join([read_tokens(cache, ranges, start, stop) for start, stop in bounds], cache.dtype)
+        lying = np.concatenate([np.arange(start, stop) for start, stop in bounds])
+        order = self.order.window_order(window)
+        sample_ids = lying[order]
+        if len(self.excluded):
+            allowed = np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)
+            order, sample_ids = order[allowed], sample_ids[allowed]
+        return Window(sample_ids, *reorder(ids, offsets, order))
+
+    def _allowed(self, sample_ids: np.ndarray) -> np.ndarray:
+        if not len(self.excluded):
+            return sample_ids
+        return sample_ids[np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)]
