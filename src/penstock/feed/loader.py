@@ -140,7 +140,11 @@ class DistributedLoader:
         return self._batch_count(self._state)
 
     def __len__(self) -> int:
-        return self.batches_per_epoch
+        """Batches of the current epoch; a TypeError where that is not known yet, as `list` and others expect it."""
+        try:
+            return self.batches_per_epoch
+        except ConfigError as error:
+            raise TypeError(str(error)) from error
 
     def __getitem__(self, k: int) -> Batch:
         """Batch k of the current epoch: what a torch DataLoader with ``batch_size=None`` asks for."""

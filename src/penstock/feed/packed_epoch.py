@@ -98,7 +98,7 @@ class PackedEpoch:
         shares = []
         taken = 0
         for made, start, stop in pieces:
-            first = start + (rank - taken) % world
+            first = min(stop, start + (rank - taken) % world)
             shares.append(
                 {**made.fields(self._fields, first, stop, world), "sample_ids": made.sample_ids(first, stop, world)}
             )

@@ -63,6 +63,9 @@ class Sequences:
         result = {"input_ids": self.input_ids(start, stop, step)} if "input_ids" in names else {}
         if set(names) <= {"input_ids"}:
             return result
+        if start >= stop:
+            empty = np.empty((0, self._length), dtype=np.int64)
+            return result | {name: empty[:, :3] if name == "spans" else empty for name in names if name not in result}
         ids, offsets = self._window.ids, self._window.offsets
         # Worked out for all rows in between, which lie together, and then only every `step`-th is kept.
         first, last = start * self._length, min(stop * self._length, len(ids))
