@@ -180,11 +180,8 @@ def token_rows(rows: list[np.ndarray], name: str, at: Cursor) -> RowBatch:
 
 
 def _behind(begin: bytes, file: BinaryIO) -> BinaryIO:
-    """A stream again with the bytes that were read of it already."""
-    if file.seekable():
-        file.seek(-len(begin), io.SEEK_CUR)
-        return file
-    return unseekable(_Joined(begin, file))
+    """A stream again with the bytes that were read of it already; one that can seek goes to its place anyway."""
+    return file if file.seekable() else unseekable(_Joined(begin, file))
 
 
 class _Joined:
