@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import BlockStoreError, ConfigError
-from penstock.feed import Tokenizer, train_tokenizer
+from penstock.feed import Tokenizer, token_cache, train_tokenizer
 from penstock.feed import loader as loader_module
 from penstock.feed.loader import DistributedLoader
 from penstock.plans.orders import ORDERS, OrderName
@@ -49,7 +49,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[int, BlockManager]:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples and windows of a few chunks, so that small data sets have many of both."""
-    monkeypatch.setattr(loader_module, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(token_cache, "CHUNK_BYTES", 400)
     monkeypatch.setattr(loader_module, "WINDOW_CHUNKS", 3)
 
 
@@ -326,7 +326,7 @@ def test_counts_of_sequences_are_refused_until_all_is_tokenised(tmp_path: Path, 
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     ingest(tmp_path / "a.jsonl", tmp_path / "store", 1)
     loader = DistributedLoader(tmp_path / "store", 1, tokenizer=tokenizer, sequence_length=LENGTH)
-    with pytest.raises(ConfigError, match="2 of 2 blocks are not: run `penstock tokenize`, or iterate"):
+    with pytest.raises(ConfigError, match="1 of 1 chunks are not: run `penstock tokenize`, or iterate"):
         _ = loader.batches_per_epoch
     assert len(list(loader)) == loader.batches_per_epoch
 

@@ -220,7 +220,13 @@ class BlockManager:
         column = self.manifest.header.token_column
         if column is None:
             raise BlockStoreError(f"{self.dataset_path} did not come tokenised: read its texts with get_chunk")
-        samples = [tokens_of(row, column) for row in self.get_rows(block_id, chunk_id, chunk_size)]
+        return self.tokens_of(self.get_rows(block_id, chunk_id, chunk_size))
+
+    def tokens_of(self, rows: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+        """The token ids of rows of a data set that came tokenised, end to end, and the offsets of its samples."""
+        column = self.manifest.header.token_column
+        assert column is not None
+        samples = [tokens_of(row, column) for row in rows]
         offsets = np.zeros(len(samples) + 1, dtype=np.int64)
         np.cumsum([len(ids) for ids in samples], out=offsets[1:])
         return np.concatenate(samples), offsets

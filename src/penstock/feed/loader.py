@@ -20,12 +20,10 @@ from penstock.feed.ranges import BlockRanges
 from penstock.feed.sequences import FIELDS, FieldName
 from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step, TextEpoch
-from penstock.feed.token_cache import TokenCache
+from penstock.feed.token_cache import CHUNK_BYTES, TokenCache, chunk_samples
 from penstock.feed.tokenizer import Tokenizer
 from penstock.plans.orders import ORDERS, OrderName, make_order
 
-CHUNK_BYTES = 1 << 20
-"""How much text lies and is read together, by the data set's mean; part of the order, so it never changes."""
 WINDOW_CHUNKS = 32
 Batch = dict[str, Any]
 
@@ -229,10 +227,8 @@ class DistributedLoader:
 
     def _open(self) -> tuple[BlockRanges, int]:
         if self._opened is None:
-            manifest = self.blocks.manifest
             ranges = BlockRanges(self.blocks)
-            size = sum(block.size_bytes for block in manifest.blocks) / max(1, ranges.total_samples)
-            self._opened = ranges, max(1, min(round(CHUNK_BYTES / max(1.0, size)), max(1, ranges.total_samples)))
+            self._opened = ranges, chunk_samples(self.blocks, ranges)
         return self._opened
 
     def _order(self, epoch: int) -> Any:
@@ -263,10 +259,9 @@ class DistributedLoader:
     def _packed(self, state: LoaderState) -> PackedEpoch:
         assert self.tokenizer is not None
         assert self.sequence_length is not None
-        ranges, chunk_size = self._open()
+        _, chunk_size = self._open()
         return PackedEpoch(
             self.token_cache,
-            ranges,
             self._order(state.epoch),
             state=state,
             window_samples=chunk_size * WINDOW_CHUNKS,

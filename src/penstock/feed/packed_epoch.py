@@ -10,13 +10,12 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.ranges import BlockRanges
 from penstock.feed.sequences import FieldName, Sequences
 from penstock.feed.state import LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.windows import WindowPlan
-from penstock.plans.orders import Order
+from penstock.plans.orders import Order, ShardLocal
 
 _WINDOWS_AHEAD_BYTES = 64 << 20
 
@@ -27,7 +26,6 @@ class PackedEpoch:
     def __init__(
         self,
         cache: TokenCache,
-        ranges: BlockRanges,
         order: Order,
         *,
         state: LoaderState,
@@ -37,7 +35,6 @@ class PackedEpoch:
         fields: tuple[FieldName, ...],
     ) -> None:
         self._cache = cache
-        self._ranges = ranges
         self._order = order
         self._window_samples = window_samples
         self._length = sequence_length
@@ -120,7 +117,7 @@ class PackedEpoch:
             yield self._made(window)
 
     def _made(self, window: int) -> Sequences:
-        read = self._plan(window).read(window, self._cache, self._ranges)
+        read = self._plan(window).read(window, self._cache)
         return Sequences(read, length=self._length, pad_id=self._pad_id)
 
     # -- by number -----------------------------------------------------------------------------------------------------
@@ -147,23 +144,26 @@ class PackedEpoch:
     @cached_property
     def _sequence_starts(self) -> np.ndarray:
         """How many sequences come before each window, and in all; from the counts of the token cache."""
-        missing = [block_id for block_id in range(self._ranges.block_count) if not self._cache.has(block_id)]
+        of_chunks = self._cache.token_counts()
+        missing = int((of_chunks < 0).sum())
         if missing:
             raise ConfigError(
-                f"the number of sequences is known once all is tokenised, and {len(missing)} of "
-                f"{self._ranges.block_count} blocks are not: run `penstock tokenize`, or iterate"
+                f"the number of sequences is known once all is tokenised, and {missing} of {len(of_chunks)} chunks are "
+                "not: run `penstock tokenize`, or iterate"
             )
-        counts = []
-        for window in range(self._plan(0).window_count):
-            sample_ids = self._plan(window).sample_ids(window)
-            counts.append(-(-self._token_count(sample_ids) // self._length))
-        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+        tokens = [self._token_count(window, of_chunks) for window in range(self._plan(0).window_count)]
+        sequences = -(-np.array(tokens, dtype=np.int64) // self._length)
+        return np.concatenate([[0], np.cumsum(sequences, dtype=np.int64)])
 
-    def _token_count(self, sample_ids: np.ndarray) -> int:
-        block_ids, places = self._ranges.locate(np.sort(sample_ids))
+    def _token_count(self, window: int, of_chunks: np.ndarray) -> int:
+        """Tokens of a window: by its chunks' counts where it is made of whole ones, else by its samples'."""
+        plan = self._plan(window)
+        if isinstance(self._order, ShardLocal) and not len(plan.excluded):
+            return int(of_chunks[self._order.window_chunk_ids(window)].sum())
+        numbers, places = np.divmod(np.sort(plan.sample_ids(window)), self._cache.chunk_size)
         total = 0
-        for block_id in np.unique(block_ids).tolist():
-            offsets = self._cache.block(block_id).offsets
-            mine = places[block_ids == block_id]
+        for number in np.unique(numbers).tolist():
+            offsets = self._cache.chunks([number])[0].offsets
+            mine = places[numbers == number]
             total += int((offsets[mine + 1] - offsets[mine]).sum())
         return total

@@ -1,42 +1,46 @@
-"""The token cache: a data set's tokens on disk, block by block, memory-mapped; built once, read at memory speed.
+"""The token cache: a data set's tokens on disk, built as they are needed or ahead, read at memory speed.
 
     <data set>/tokens/<tokenizer>/
-      header.json             the data set and the tokenizer it belongs to, and the type of its numbers
-      block_00000.ids         ids of the block's samples, end to end, each sample closed by end of text
-      block_00000.idx         where each sample ends and a running CRC, as in a block's own index
-      block_00000.json        the block's checksum and counts; written last, so what has it is whole
+      header.json    the data set and the tokenizer it belongs to, chunk size, type of its numbers
+      index.bin, segments/, locks    see `token_store`
 
-It is a cache: deleting it loses nothing, and it never holds the only copy of anything. Several processes share one; a
-block is tokenised by whoever needs it first.
+Deleting it loses nothing: it never holds the only copy of anything. The processes of a machine share one: a chunk is
+tokenised by whoever needs it first, and others who need it meanwhile tokenise the next.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import orjson
-from isal import isal_zlib
 
 from penstock.blocks import BlockManager, cache_folder
-from penstock.blocks.index import IndexBuilder, read_index
-from penstock.errors import BlockStoreError, ConfigError, CorruptBlockError, StorageBusy, StorageError
+from penstock.errors import ConfigError, StorageError
+from penstock.feed.ranges import BlockRanges
+from penstock.feed.token_store import TokenChunk, TokenStore
 from penstock.feed.tokenizer import Tokenizer
 from penstock.storage import LocalStorage
 
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+"""How much text lies and is read together, by the data set's mean."""
 _VERSION = 1
-_OPEN_BLOCKS = 256
-_BUILD_CHUNK_BYTES = 8 << 20
-_BUSY_POLL_S = 0.05
-_BUSY_TIMEOUT_S = 1800.0
-_HEADER = "header.json"
+_BUSY_POLL_S = 0.01
+_BUSY_TIMEOUT_S = 600.0
+
+
+def chunk_samples(blocks: BlockManager, ranges: BlockRanges) -> int:
+    """Samples of a chunk: about `CHUNK_BYTES` of text; a function of the data set alone, since orders depend on it."""
+    size = sum(block.size_bytes for block in blocks.manifest.blocks) / max(1, ranges.total_samples)
+    return max(1, min(round(CHUNK_BYTES / max(1.0, size)), max(1, ranges.total_samples)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,46 +48,21 @@ class TokenCacheHeader:
     """What a token cache belongs to."""
 
     version: int
-    dataset_id: str
+    fingerprint: str
+    """Of the data set with every block's checksum: tokens of other bytes are other tokens."""
     tokenizer_fingerprint: str
     dtype: str
-    end_of_text_id: int
     vocab_size: int
+    chunk_size: int
+    total_samples: int
 
 
-class TokenBlock:
-    """The tokens of one block, memory-mapped."""
-
-    def __init__(self, path: Path, dtype: np.dtype, index: np.ndarray) -> None:
-        self._path = path
-        self._checked = False
-        size = path.stat().st_size
-        self.ids = np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype=dtype)
-        self._crcs = np.ascontiguousarray(index["crc"])
-        self.offsets = (index["offset"] // dtype.itemsize).astype(np.int64)
-        """Where each sample begins, in tokens; one more than samples."""
-        if self.offsets[-1] != len(self.ids):
-            raise CorruptBlockError(f"{path} holds {len(self.ids)} tokens, expected {self.offsets[-1]}")
-
-    @property
-    def sample_count(self) -> int:
-        return len(self.offsets) - 1
-
-    def check(self) -> None:
-        """Check the whole block, once: for those who read samples here and there."""
-        if not self._checked:
-            self.samples(0, self.sample_count)
-            self._checked = True
-
-    def samples(self, start: int, stop: int) -> np.ndarray:
-        """The tokens of samples ``[start, stop)``, checked; a view of the file."""
-        ids = self.ids[self.offsets[start] : self.offsets[stop]]
-        if isal_zlib.crc32(ids, int(self._crcs[start])) != int(self._crcs[stop]):
-            raise CorruptBlockError(
-                f"{self._path}: samples {start} to {stop} are not what was written: delete the folder "
-                f"{self._path.parent}, it is a cache and is made anew"
-            )
-        return ids
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    header: TokenCacheHeader
+    store: TokenStore | None
+    ranges: BlockRanges
+    pid: int
 
 
 class TokenCache:
@@ -92,7 +71,7 @@ class TokenCache:
     def __init__(
         self,
         blocks: BlockManager,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer,
         *,
         folder: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
@@ -100,10 +79,10 @@ class TokenCache:
         """Remember what to tokenise, and with what.
 
         Args:
-            blocks: The data set.
-            tokenizer: None for a data set that came tokenised.
+            blocks: The data set; complete.
+            tokenizer: For a data set that came tokenised, the one it was made with.
             folder: Where the cache is; beside the data set, or in the cache folder where that cannot be written.
-            max_bytes: How much disk it may take; the blocks used longest ago go first.
+            max_bytes: How much disk it may take, by segments of 256 MB; those used longest ago go first.
         """
         if max_bytes is not None and max_bytes < 1:
             raise ConfigError(f"max_bytes={max_bytes} holds no token: expected 1 or more")
@@ -112,208 +91,177 @@ class TokenCache:
         self.max_bytes = max_bytes
         self._folder = Path(folder) if folder is not None else None
         self._lock = threading.Lock()
-        self._opened: tuple[LocalStorage, TokenCacheHeader] | None = None
-        self._kept: OrderedDict[int, TokenBlock] = OrderedDict()
+        self._opened: _Opened | None = None
+        self._told = False
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.blocks, self.tokenizer, self._folder, self.max_bytes)
 
     @property
-    def folder(self) -> Path:
-        return self._open()[0].root
+    def folder(self) -> Path | None:
+        """Where it is; None where no folder can be written, and everything is tokenised anew each time."""
+        store = self._open().store
+        return store.folder if store else None
 
     @property
     def dtype(self) -> np.dtype:
-        return np.dtype(self._open()[1].dtype)
+        return np.dtype(self._open().header.dtype)
 
-    def block(self, block_id: int) -> TokenBlock:
-        """A block's tokens; tokenised first, where nobody has."""
-        with self._lock:
-            kept = self._kept.get(block_id)
-            if kept is not None:
-                self._kept.move_to_end(block_id)
-                return kept
-        found = self._read(block_id)
-        if found is None:
-            self._build(block_id)
-            found = self._read(block_id)
-            if found is None:
-                raise StorageError(f"{self.folder}: block {block_id} is gone as soon as it was made: raise max_bytes")
-        with self._lock:
-            self._kept[block_id] = found
-            while len(self._kept) > _OPEN_BLOCKS:
-                self._kept.popitem(last=False)
-        return found
+    @property
+    def chunk_size(self) -> int:
+        return self._open().header.chunk_size
 
-    def has(self, block_id: int) -> bool:
-        """Whether a block is there, and of the data set as it is now."""
-        storage, _ = self._open()
-        try:
-            told = orjson.loads(storage.get(_name(block_id, "json")))
-        except (StorageError, orjson.JSONDecodeError):
-            return False
-        return told.get("block_checksum") == self.blocks.get_block(block_id).checksum
+    @property
+    def chunk_count(self) -> int:
+        header = self._open().header
+        return -(-header.total_samples // header.chunk_size)
+
+    def chunks(self, numbers: Iterable[int]) -> list[TokenChunk]:
+        """These chunks' tokens, in this order; those that are not there are made first, shared with other processes."""
+        wanted = list(numbers)
+        found: dict[int, TokenChunk] = {}
+        store = self._open().store
+        deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            if store is not None:
+                found |= {number: chunk for number in wanted if number not in found and (chunk := store.get(number))}
+            missing = [number for number in wanted if number not in found]
+            if not missing:
+                return [found[number] for number in wanted]
+            made = [(number, chunk) for number in missing if (chunk := self._make(store, number)) is not None]
+            found |= dict(made)
+            if not made:  # others are at all of them
+                if time.monotonic() > deadline:
+                    raise StorageError(
+                        f"{self.folder}: chunk {missing[0]} has been in the making elsewhere for "
+                        f"{_BUSY_TIMEOUT_S:.0f} s: see whether a process is stuck"
+                    )
+                time.sleep(_BUSY_POLL_S)
+
+    def token_counts(self) -> np.ndarray:
+        """Tokens of each chunk; -1 for those not tokenised yet."""
+        store = self._open().store
+        return store.token_counts() if store else np.full(self.chunk_count, -1, dtype=np.int64)
 
     def build(self, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Tokenise every block that is not there yet. `on_progress` gets (blocks done, blocks in all)."""
-        total = self.blocks.get_total_blocks()
-        if total is None:
-            raise BlockStoreError(f"{self.blocks.dataset_path} is not complete: finish its ingest first")
-        for block_id in range(total):
-            if not self.has(block_id):
-                self._build(block_id)
+        """Tokenise whatever is not there yet. `on_progress` gets (chunks done, chunks in all)."""
+        store = self._open().store
+        if store is None:
+            raise StorageError("the token cache has no folder that can be written: name one")
+        missing = np.flatnonzero(self.token_counts() < 0).tolist()
+        done = self.chunk_count - len(missing)
+        for number in missing:
+            self.chunks([number])
+            done += 1
             if on_progress is not None:
-                on_progress(block_id + 1, total)
+                on_progress(done, self.chunk_count)
 
     def close(self) -> None:
         """Let go of the files; used again, it opens them again."""
         with self._lock:
-            self._kept.clear()
+            opened, self._opened = self._opened, None
+        if opened is not None and opened.store is not None:
+            opened.store.close()
 
-    # -- reading and building ------------------------------------------------------------------------------------------
+    # -- making --------------------------------------------------------------------------------------------------------
 
-    def _read(self, block_id: int) -> TokenBlock | None:
-        storage, header = self._open()
-        if not self.has(block_id):
-            return None
-        try:
-            index = read_index(storage, _name(block_id, "idx"))
-            found = TokenBlock(storage.root / _name(block_id, "ids"), np.dtype(header.dtype), index)
-        except (CorruptBlockError, OSError):
-            return None  # half deleted, by an eviction or by hand: it is made anew
-        if found.sample_count != self.blocks.get_block(block_id).sample_count:
-            return None
-        os.utime(storage.root / _name(block_id, "json"))  # the time it was last used: evictions go by it
-        return found
-
-    def _build(self, block_id: int) -> None:
-        storage, _ = self._open()
-        deadline = time.monotonic() + _BUSY_TIMEOUT_S
-        while True:
+    def _make(self, store: TokenStore | None, number: int) -> TokenChunk | None:
+        """Tokenise a chunk, unless another thread or process is at it."""
+        if store is None:
+            return self._tokenised(number)
+        with store.making(number) as mine:
+            if not mine:
+                return None
+            found = store.get(number)  # made while we came here
+            if found is not None:
+                return found
+            made = self._tokenised(number)
             try:
-                with storage.exclusive(_name(block_id, "lock"), purpose="tokenising"):
-                    if self.has(block_id) and self._read(block_id) is not None:
-                        return
-                    storage.discard_unfinished(f"block_{block_id:05d}.")
-                    self._tokenise(storage, block_id)
-                    break
-            except StorageBusy:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_BUSY_POLL_S)
-        if self.max_bytes is not None:
-            self._evict(storage, self.max_bytes, keep=block_id)
+                store.put(number, made)
+            except OSError as error:
+                if not self._told:
+                    _log.warning("%s: tokens are not kept: %s", store.folder, error.strerror or error)
+                    self._told = True
+            return made
 
-    def _tokenise(self, storage: LocalStorage, block_id: int) -> None:
-        storage.delete(_name(block_id, "json"))
-        block = self.blocks.get_block(block_id)
-        index, num_tokens = IndexBuilder(), 0
-        per_chunk = self._chunk_samples(block_id)
-        with storage.writer(_name(block_id, "ids")) as writer:
-            for chunk_id in range(block.chunk_count(per_chunk)):
-                ids, offsets = self._encode(block_id, chunk_id, per_chunk)
-                data = ids.astype(self.dtype).tobytes()
-                writer.write(data)
-                view, bounds = memoryview(data), (offsets * self.dtype.itemsize).tolist()
-                index.extend([view[start:stop] for start, stop in pairwise(bounds)])
-                num_tokens += len(ids)
-        storage.put(_name(block_id, "idx"), index.to_bytes())
-        told = {"block_checksum": block.checksum, "sample_count": block.sample_count, "num_tokens": num_tokens}
-        storage.put(_name(block_id, "json"), orjson.dumps(told))
-
-    def _encode(self, block_id: int, chunk_id: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.tokenizer is not None and self.blocks.manifest.header.token_column is None:
-            encoded = self.tokenizer.encode(self.blocks.get_chunk(block_id, chunk_id, size))
-            return encoded.ids, encoded.offsets
-        ids, offsets = self.blocks.get_tokens(block_id, chunk_id, size)
-        vocab_size = self._open()[1].vocab_size
-        if len(ids) and ids.max() >= vocab_size:
+    def _tokenised(self, number: int) -> TokenChunk:
+        opened = self._open()
+        size, total = opened.header.chunk_size, opened.header.total_samples
+        start, stop = number * size, min((number + 1) * size, total)
+        rows = []
+        for piece in opened.ranges.pieces(start, stop):
+            rows += self.blocks.read_range(piece.block_id, piece.start, piece.stop)[1]
+        if self.blocks.manifest.header.token_column is None:
+            encoded = self.tokenizer.encode(self.blocks.texts_of(rows))
+            return TokenChunk(encoded.ids.astype(self.dtype), encoded.offsets)
+        ids, offsets = self.blocks.tokens_of(rows)
+        foreign = np.flatnonzero(ids >= opened.header.vocab_size)
+        if len(foreign):
+            sample_id = start + int(np.searchsorted(offsets, foreign[0], side="right")) - 1
             raise ConfigError(
-                f"block {block_id} holds token {ids.max()}, the tokenizer has {vocab_size}: "
+                f"sample {sample_id} holds token {ids[foreign[0]]}, the tokenizer has {opened.header.vocab_size}: "
                 "name the tokenizer that this data set was made with"
             )
-        return ids, offsets
-
-    def _chunk_samples(self, block_id: int) -> int:
-        """Samples to tokenise at a time: a few megabytes of text, whatever a sample's size."""
-        entry = self.blocks.manifest.blocks[block_id]
-        return max(1, min(entry.sample_count, _BUILD_CHUNK_BYTES * entry.sample_count // max(1, entry.size_bytes)))
-
-    def _evict(self, storage: LocalStorage, max_bytes: int, *, keep: int) -> None:
-        """Delete the blocks used longest ago until the cache is within its size. Readers keep what they have open."""
-        sizes: dict[str, int] = {}
-        for info in storage.list("block_"):
-            stem = info.key.partition(".")[0]
-            sizes[stem] = sizes.get(stem, 0) + info.size_bytes
-        total = sum(sizes.values())
-        oldest = sorted(sizes, key=lambda stem: _last_used(storage.root / f"{stem}.json"))
-        for stem in oldest:
-            if total <= max_bytes:
-                return
-            if stem != f"block_{keep:05d}":
-                for suffix in ("json", "idx", "ids"):  # what makes it whole goes first
-                    storage.delete(f"{stem}.{suffix}")
-                total -= sizes[stem]
+        return TokenChunk(ids.astype(self.dtype), offsets)
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> tuple[LocalStorage, TokenCacheHeader]:
+    def _open(self) -> _Opened:
         with self._lock:
-            if self._opened is None:
-                header = self._wanted_header()
-                storage = LocalStorage(self._folder or self._choose_folder(header))
-                self._settle(storage, header)
-                self._opened = storage, header
+            if self._opened is None or self._opened.pid != os.getpid():  # locks do not come along when forked
+                ranges = BlockRanges(self.blocks)
+                header = self._header(ranges)
+                count = -(-header.total_samples // header.chunk_size)
+                self._opened = _Opened(header, self._open_store(header, count), ranges, os.getpid())
             return self._opened
 
-    def _wanted_header(self) -> TokenCacheHeader:
-        header = self.blocks.manifest.header
-        if self.tokenizer is None:
-            raise ConfigError(f"{self.blocks.dataset_path}: a token cache needs a tokenizer: name one")
+    def _header(self, ranges: BlockRanges) -> TokenCacheHeader:
+        vocab_size = self.tokenizer.vocab_size
         return TokenCacheHeader(
             version=_VERSION,
-            dataset_id=header.dataset_id,
+            fingerprint=self.blocks.manifest.fingerprint,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
-            dtype="<u2" if self.tokenizer.vocab_size <= 1 << 16 else "<u4",
-            end_of_text_id=self.tokenizer.end_of_text_id,
-            vocab_size=self.tokenizer.vocab_size,
+            dtype="<u2" if vocab_size <= 1 << 16 else "<u4",
+            vocab_size=vocab_size,
+            chunk_size=chunk_samples(self.blocks, ranges),
+            total_samples=ranges.total_samples,
         )
 
-    def _choose_folder(self, header: TokenCacheHeader) -> Path:
-        name = header.tokenizer_fingerprint.removeprefix("sha256:")[:16]
+    def _open_store(self, header: TokenCacheHeader, count: int) -> TokenStore | None:
+        parts = (header.tokenizer_fingerprint, header.fingerprint)
+        name = "-".join([*(part.removeprefix("sha256:")[:16] for part in parts), str(header.chunk_size)])
         beside = self.blocks.store_path
-        if beside is not None and os.access(beside, os.W_OK):
-            return beside / "tokens" / name
-        return cache_folder() / "tokens" / header.dataset_id.removeprefix("sha256:")[:16] / name
-
-    def _settle(self, storage: LocalStorage, header: TokenCacheHeader) -> None:
-        wanted = asdict(header)
-        if storage.exists(_HEADER):
+        folders = [self._folder] if self._folder else []
+        if not folders:
+            folders = [root / "tokens" / name for root in (beside, cache_folder()) if root is not None]
+        problem: OSError | StorageError | None = None
+        for folder in folders:
             try:
-                found = orjson.loads(storage.get(_HEADER))
+                self._settle(LocalStorage(folder), header)
+                return TokenStore(folder, chunk_count=count, dtype=np.dtype(header.dtype), max_bytes=self.max_bytes)
+            except (OSError, StorageError) as error:
+                problem = error
+        if self._folder is not None and problem is not None:
+            raise StorageError(f"{self._folder}: the token cache cannot be kept there: {problem}") from problem
+        _log.warning("no token cache: %s; everything is tokenised anew each time", problem)
+        return None
+
+    @staticmethod
+    def _settle(storage: LocalStorage, header: TokenCacheHeader) -> None:
+        wanted = asdict(header)
+        if storage.exists("header.json"):
+            try:
+                found = orjson.loads(storage.get("header.json"))
             except orjson.JSONDecodeError:
                 found = None
             if found == wanted:
                 return
-            if self._folder is not None:
-                raise ConfigError(
-                    f"{storage.url} is the token cache of other data or of another tokenizer: choose another folder"
-                )
-        storage.put(_HEADER, orjson.dumps(wanted))
+            raise ConfigError(
+                f"{storage.url} is the token cache of other data or of another tokenizer: choose another folder, "
+                "or delete it"
+            )
+        storage.put("header.json", orjson.dumps(wanted))
 
 
-def _rebuild(
-    blocks: BlockManager, tokenizer: Tokenizer | None, folder: Path | None, max_bytes: int | None
-) -> TokenCache:
+def _rebuild(blocks: BlockManager, tokenizer: Tokenizer, folder: Path | None, max_bytes: int | None) -> TokenCache:
     return TokenCache(blocks, tokenizer, folder=folder, max_bytes=max_bytes)
-
-
-def _name(block_id: int, suffix: str) -> str:
-    return f"block_{block_id:05d}.{suffix}"
-
-
-def _last_used(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.feed.gathering import gather, join, read_tokens, reorder
-from penstock.feed.ranges import BlockRanges
+from penstock.feed.gathering import gather, join, reorder
 from penstock.feed.token_cache import TokenCache
 from penstock.plans.orders import Order, ShardLocal
 
@@ -50,22 +49,24 @@ class WindowPlan:
             stop = min(start + self.window_samples, self.order.size)
         return self._allowed(self.order.at(np.arange(start, stop)))
 
-    def read(self, window: int, cache: TokenCache, ranges: BlockRanges) -> Window:
+    def read(self, window: int, cache: TokenCache) -> Window:
         """A window with its tokens."""
         if not isinstance(self.order, ShardLocal):
             sample_ids = self.sample_ids(window)
-            return Window(sample_ids, *gather(cache, ranges, sample_ids))
+            gathered = gather(cache, sample_ids)
+            return Window(sample_ids, gathered.ids, gathered.offsets)
         size, total = self.order.chunk_size, self.order.size
-        starts = self.order.window_chunk_ids(window) * size
-        bounds = [(start, min(start + size, total)) for start in starts.tolist()]
-        ids, offsets = join([read_tokens(cache, ranges, start, stop) for start, stop in bounds], cache.dtype)
-        lying = np.concatenate([np.arange(start, stop) for start, stop in bounds])
+        assert size == cache.chunk_size, "a chunk of the order is one of the cache"
+        numbers = self.order.window_chunk_ids(window)
+        joined = join(cache.chunks(numbers.tolist()), cache.dtype)
+        lying = np.concatenate([np.arange(number * size, min((number + 1) * size, total)) for number in numbers])
         order = self.order.window_order(window)
         sample_ids = lying[order]
         if len(self.excluded):
             allowed = np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)
             order, sample_ids = order[allowed], sample_ids[allowed]
-        return Window(sample_ids, *reorder(ids, offsets, order))
+        placed = reorder(joined, order)
+        return Window(sample_ids, placed.ids, placed.offsets)
 
     def _allowed(self, sample_ids: np.ndarray) -> np.ndarray:
         if not len(self.excluded):

@@ -1,0 +1,195 @@
+"""Token chunks on disk: an index of fixed records, and segments that only grow.
+
+    index.bin            32 bytes a chunk, by its number: where its payload is, its counts, its CRC; or zeros
+    segments/00000000    payloads end to end: where each sample ends (uint32), then the ids; each at a multiple of 8
+    locks                a byte a chunk, locked by whoever makes it
+
+Every process appends to a segment of its own and then writes the chunk's record, so nothing is ever half visible. What
+a crash or a power loss leaves behind is found by its CRC and made anew: this is a cache, and nothing here is synced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from isal import isal_zlib
+
+SEGMENT_BYTES = 256 << 20
+_RECORD = np.dtype(
+    [("offset", "<u8"), ("tokens", "<u8"), ("segment", "<u4"), ("samples", "<u4"), ("crc", "<u4"), ("check", "<u4")]
+)
+_ALIGN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Consecutive samples' tokens, end to end; sample i is ``ids[offsets[i]:offsets[i + 1]]``."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+class TokenStore:
+    """One cache folder, as one process sees it. Safe for threads."""
+
+    def __init__(self, folder: Path, *, chunk_count: int, dtype: np.dtype, max_bytes: int | None) -> None:
+        self.folder = folder
+        self._chunk_count = chunk_count
+        self._dtype = dtype
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._making: set[int] = set()
+        self._maps: dict[int, np.ndarray] = {}
+        self._own: tuple[int, int, int] | None = None
+        """The segment this process writes: its number, its descriptor, its size."""
+        (folder / "segments").mkdir(parents=True, exist_ok=True)
+        size = max(1, chunk_count) * _RECORD.itemsize
+        self._index_fd = os.open(folder / "index.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if os.fstat(self._index_fd).st_size < size:
+            os.ftruncate(self._index_fd, size)  # a file with a hole: nothing is written until a chunk is
+        self._lock_fd = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._records = np.memmap(folder / "index.bin", dtype=_RECORD, mode="r", shape=(max(1, chunk_count),))
+
+    def close(self) -> None:
+        with self._lock:
+            self._maps.clear()
+            for fd in (self._index_fd, self._lock_fd, *([self._own[1]] if self._own else [])):
+                with suppress(OSError):
+                    os.close(fd)
+            self._own = None
+
+    def get(self, number: int) -> TokenChunk | None:
+        """A chunk as it was put, or None where it is not there or not whole."""
+        record = self._records[number]
+        if record["check"] != _check(record):
+            return None
+        samples, tokens, start = int(record["samples"]), int(record["tokens"]), int(record["offset"])
+        ids_at = _aligned(4 * (samples + 1))
+        stop = start + ids_at + tokens * self._dtype.itemsize
+        data = self._segment(int(record["segment"]), stop)
+        if data is None:
+            return None
+        payload = data[start:stop]
+        if isal_zlib.crc32(payload) != int(record["crc"]):
+            return None
+        offsets = payload[: 4 * (samples + 1)].view("<u4").astype(np.int64)
+        return TokenChunk(payload[ids_at:].view(self._dtype), offsets)
+
+    def put(self, number: int, chunk: TokenChunk) -> None:
+        """Keep a chunk; an OSError where the disk does not take it."""
+        ends = chunk.offsets.astype("<u4").tobytes()
+        ids = np.ascontiguousarray(chunk.ids, dtype=self._dtype).tobytes()
+        payload = ends.ljust(_aligned(len(ends)), b"\0") + ids
+        with self._lock:
+            segment, start = self._append(payload)
+        record = np.zeros(1, dtype=_RECORD)
+        record["offset"], record["segment"] = start, segment
+        record["samples"], record["tokens"] = len(chunk.offsets) - 1, len(chunk.ids)
+        record["crc"] = isal_zlib.crc32(payload)
+        record["check"] = _check(record[0])
+        os.pwrite(self._index_fd, record.tobytes(), number * _RECORD.itemsize)
+
+    def token_counts(self) -> np.ndarray:
+        """Tokens of each chunk; -1 for those that are not there."""
+        records = np.array(self._records[: self._chunk_count])
+        checks = np.fromiter(map(_check, records), dtype=np.uint32, count=len(records))
+        return np.where(records["check"] == checks, records["tokens"].astype(np.int64), -1)
+
+    @contextmanager
+    def making(self, number: int) -> Iterator[bool]:
+        """Try to be the one who makes a chunk; False where another thread or process is at it."""
+        with self._lock:
+            mine = number not in self._making
+            if mine:
+                self._making.add(number)
+        if not mine:
+            yield False
+            return
+        try:
+            try:
+                fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1, number)
+        finally:
+            with self._lock:
+                self._making.discard(number)
+
+    def _append(self, payload: bytes) -> tuple[int, int]:
+        if self._own is None or self._own[2] + len(payload) > SEGMENT_BYTES:
+            self._begin_segment()
+        assert self._own is not None
+        number, fd, size = self._own
+        view, start = memoryview(payload), size
+        while view:
+            written = os.pwrite(fd, view, start)
+            view, start = view[written:], start + written
+        self._own = number, fd, _aligned(start)
+        return number, size
+
+    def _begin_segment(self) -> None:
+        if self._own is not None:
+            os.close(self._own[1])
+            self._own = None
+            if self._max_bytes is not None:
+                self._evict(self._max_bytes)
+        names = [int(name) for name in os.listdir(self.folder / "segments") if name.isdigit()]  # noqa: PTH208
+        number = max(names, default=-1) + 1
+        while True:
+            with suppress(FileExistsError):
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._own = number, os.open(self._segment_path(number), flags, 0o644), 0
+                return
+            number += 1
+
+    def _evict(self, max_bytes: int) -> None:
+        """Delete the segments used longest ago, but for the room of the next one. Readers keep what they have open."""
+        facts = [(path.stat().st_mtime, path.stat().st_size, path) for path in (self.folder / "segments").iterdir()]
+        total = sum(size for _, size, _ in facts) + SEGMENT_BYTES
+        for _, size, path in sorted(facts):
+            if total <= max_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+    def _segment(self, number: int, size: int) -> np.ndarray | None:
+        """A segment's bytes, at least so many of them; None where they are not there."""
+        with self._lock:
+            mapped = self._maps.get(number)
+            if mapped is not None and len(mapped) >= size:
+                return mapped
+            path = self._segment_path(number)
+            try:
+                os.utime(path)  # the time it was last used: evictions go by it
+                mapped = np.memmap(path, dtype=np.uint8, mode="r")
+            except (OSError, ValueError):
+                return None
+            self._maps[number] = mapped
+            return mapped if len(mapped) >= size else None
+
+    def _segment_path(self, number: int) -> Path:
+        return self.folder / "segments" / f"{number:08d}"
+
+
+def _check(record: np.void) -> int:
+    """CRC of a record's other fields; never that of zeros, so that an empty record is none."""
+    return zlib.crc32(record.tobytes()[:-4], 1) or 1
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN

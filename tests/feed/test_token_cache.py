@@ -1,0 +1,237 @@
+"""The token cache: the tokenizer's own ids, whatever happens to its files and whoever shares it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+
+from equipment.processes import pickled, python
+from penstock.blocks import BlockManager, ingest
+from penstock.errors import ConfigError, StorageError
+from penstock.feed import Tokenizer, token_cache, token_store, train_tokenizer
+from penstock.feed.token_cache import TokenCache
+
+TEXTS = [f"sample {number}: " + "word " * (number * 7 % 23) for number in range(203)]
+for place in range(0, len(TEXTS), 11):
+    TEXTS[place] = ""
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "CHUNK_BYTES", 700)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS, vocab_size=300)
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> BlockManager:
+    (tmp_path / "a.jsonl").write_bytes(b"".join(orjson.dumps({"text": text}) + b"\n" for text in TEXTS))
+    ingest(tmp_path / "a.jsonl", tmp_path / "store", block_size=40)
+    return BlockManager(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(blocks: BlockManager, tokenizer: Tokenizer) -> TokenCache:
+    return TokenCache(blocks, tokenizer)
+
+
+def samples_of(cache: TokenCache) -> list[list[int]]:
+    found = []
+    for chunk in cache.chunks(range(cache.chunk_count)):
+        found += [piece.tolist() for piece in np.split(chunk.ids, chunk.offsets[1:-1])]
+    return found
+
+
+def expected(tokenizer: Tokenizer) -> list[list[int]]:
+    encoded = tokenizer.encode(TEXTS)
+    return [piece.tolist() for piece in np.split(encoded.ids, encoded.offsets[1:-1])]
+
+
+def segments(cache: TokenCache) -> list[Path]:
+    assert cache.folder is not None
+    return sorted((cache.folder / "segments").iterdir())
+
+
+def test_it_holds_the_tokenizers_own_ids(cache: TokenCache, tokenizer: Tokenizer) -> None:
+    assert cache.chunk_count > 10
+    assert samples_of(cache) == expected(tokenizer)
+    assert samples_of(TokenCache(cache.blocks, tokenizer)) == expected(tokenizer)
+    assert cache.token_counts().sum() == len(tokenizer.encode(TEXTS).ids)
+    assert cache.dtype == np.uint16
+
+
+def test_what_is_there_is_not_tokenised_again(
+    cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    cache.build(lambda done, total: seen.append((done, total)))
+    assert seen == [(number + 1, cache.chunk_count) for number in range(cache.chunk_count)]
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    assert samples_of(TokenCache(cache.blocks, tokenizer)) == samples_of(cache)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "index", "all"])
+def test_what_is_damaged_is_made_anew(cache: TokenCache, tokenizer: Tokenizer, damage: str) -> None:
+    cache.build()
+    cache.close()
+    (segment,) = segments(cache)
+    index = segment.parents[1] / "index.bin"
+    if damage == "flip":
+        data = bytearray(segment.read_bytes())
+        data[len(data) // 2] ^= 1
+        segment.write_bytes(data)
+    elif damage == "truncate":
+        os.truncate(segment, segment.stat().st_size // 2)
+    elif damage == "delete":
+        segment.unlink()
+    elif damage == "index":
+        data = bytearray(index.read_bytes())
+        data[40] ^= 1
+        index.write_bytes(data)
+    else:
+        index.unlink()
+        segment.unlink()
+    again = TokenCache(cache.blocks, tokenizer)
+    assert samples_of(again) == expected(tokenizer)
+    assert (again.token_counts() >= 0).all()
+
+
+def test_other_data_or_another_tokenizer_has_a_cache_of_its_own(
+    cache: TokenCache, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    other = train_tokenizer(TEXTS[:9], vocab_size=290)
+    cache.build()
+    beside = TokenCache(cache.blocks, other)
+    assert samples_of(beside) == expected(other)
+    assert beside.folder != cache.folder
+    TokenCache(cache.blocks, tokenizer, folder=tmp_path / "here").build()
+    with pytest.raises(ConfigError, match="is the token cache of other data or of another tokenizer"):
+        TokenCache(cache.blocks, other, folder=tmp_path / "here").build()
+
+
+def test_threads_share_the_work(cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, calls = Tokenizer.encode, []
+
+    def counting(self: Tokenizer, texts: list[str]) -> object:
+        calls.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode", counting)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: samples_of(cache), range(8)))
+    monkeypatch.undo()
+    assert found == [expected(tokenizer)] * 8
+    assert sum(calls) == len(TEXTS)
+
+
+BUILD = """
+import pickle, sys
+from penstock.feed import token_cache
+token_cache.CHUNK_BYTES = 700
+cache = pickle.loads(bytes.fromhex(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+cache.build()
+print(cache.token_counts().sum())
+"""
+
+
+def test_processes_share_one_and_killed_ones_leave_nothing_half(cache: TokenCache, tokenizer: Tokenizer) -> None:
+    command = python(BUILD, pickled(cache))
+    for wait_s in (0.0, 0.002, 0.005, 0.02):
+        started = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+            for _ in range(2)
+        ]
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        time.sleep(wait_s)
+        started[0].send_signal(signal.SIGKILL)
+        out, _ = started[1].communicate(timeout=60)
+        assert int(out) == len(tokenizer.encode(TEXTS).ids)
+        started[0].wait()
+        for pipe in (started[0].stdin, started[0].stdout):
+            assert pipe is not None
+            pipe.close()
+        assert samples_of(TokenCache(cache.blocks, tokenizer)) == expected(tokenizer)
+        for path in (cache.folder or Path()).rglob("*"):
+            if path.is_file() and path.name != "header.json":
+                path.unlink()  # once more, from nothing
+
+
+def test_it_stays_within_its_size_and_old_segments_go_first(
+    blocks: BlockManager, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_store, "SEGMENT_BYTES", 600)
+    cache = TokenCache(blocks, tokenizer, max_bytes=2400)
+    for _ in range(3):
+        assert samples_of(cache) == expected(tokenizer)
+        total = sum(path.stat().st_size for path in segments(cache))
+        assert total <= 2400 + 600
+    assert (cache.token_counts() >= 0).all()  # counts stay though their tokens have gone
+
+
+def test_a_disk_that_takes_no_more_is_told_and_everything_goes_on(
+    cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(token_store.os, "pwrite", full)
+    with caplog.at_level(logging.WARNING):
+        assert samples_of(cache) == expected(tokenizer)
+    assert [record.message for record in caplog.records] == [
+        f"{cache.folder}: tokens are not kept: No space left on device"
+    ]
+
+
+def test_a_data_set_that_cannot_be_written_has_its_cache_elsewhere(
+    blocks: BlockManager, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "elsewhere"))
+    (tmp_path / "store/tokens").write_text("in the way")  # root may write anywhere: so no folder can be made here
+    cache = TokenCache(blocks, tokenizer)
+    assert samples_of(cache) == expected(tokenizer)
+    assert cache.folder is not None
+    assert cache.folder.is_relative_to(tmp_path / "elsewhere")
+    (tmp_path / "nowhere").write_text("in the way")
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "nowhere"))
+    without = TokenCache(blocks, tokenizer)
+    assert samples_of(without) == expected(tokenizer)
+    assert without.folder is None
+    with pytest.raises(StorageError, match="has no folder that can be written"):
+        without.build()
+    with pytest.raises(StorageError, match="the token cache cannot be kept there"):
+        TokenCache(blocks, tokenizer, folder=tmp_path / "nowhere" / "tokens").build()
+
+
+def test_it_pickles(cache: TokenCache, tokenizer: Tokenizer) -> None:
+    cache.build()
+    copy = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own
+    assert samples_of(copy) == expected(tokenizer)
+
+
+def test_large_vocabularies_have_wider_numbers(blocks: BlockManager) -> None:
+    fields = orjson.loads(train_tokenizer(TEXTS, vocab_size=300).definition)
+    fields["model"]["vocab"]["far"] = 70_000
+    wide = TokenCache(blocks, Tokenizer(orjson.dumps(fields).decode()))
+    assert wide.dtype == np.uint32
+    assert samples_of(wide) == expected(wide.tokenizer)
