@@ -1,0 +1,160 @@
+"""Mixing several data sets: which of them each draw comes from, as a pure function of the draw's position.
+
+Draws come in cycles. In every cycle each data set has its share of the draws, to within one; where they stand in the
+cycle is shuffled. How many draws a data set has had before any cycle follows from the weights alone, so any position is
+answered without counting up to it. Weights may change at given positions: each change begins a stretch of its own.
+
+    position ──► stretch, cycle ──► (data set, how many draws it has had before) ──► its own order, epoch after epoch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from penstock.errors import ConfigError
+from penstock.plans.permutation import Permutation, derive_key
+
+PARTS = 1_000_000
+"""Weights are rounded to this many parts, so that all arithmetic is exact."""
+SMALLEST = 20
+"""The smallest share, in parts: a data set must have a draw in every cycle."""
+_LEAST_CYCLE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Draws under the same weights."""
+
+    number: int
+    start: int
+    before: tuple[int, ...]
+    """Draws of each data set before this stretch."""
+    bounds: tuple[int, ...]
+    """Shares in parts, added up: 0 first, PARTS last."""
+    cycle: int
+
+    def drawn(self, count: int) -> np.ndarray:
+        """How many of the stretch's first draws each data set has; only at a cycle's end, or as an estimate."""
+        # Rounded sums, not rounded shares: they always add up, and never fall while a share is a draw a cycle or more.
+        sums = np.array([(2 * count * bound + PARTS) // (2 * PARTS) for bound in self.bounds], dtype=np.int64)
+        return np.diff(sums)
+
+
+class Mixture:
+    """Draws from several data sets by weight. Holds no array of draws; safe for threads; pickles."""
+
+    def __init__(
+        self, weights: Sequence[float], *, seed: int = 0, schedule: Mapping[int, Sequence[float]] | None = None
+    ) -> None:
+        """Fix the shares.
+
+        Args:
+            weights: One a data set; only their ratios count. 0 leaves one out.
+            seed: Of where draws stand in their cycles.
+            schedule: Other weights from given positions on.
+        """
+        self._seed = seed
+        self._stretches: list[_Stretch] = []
+        self._table = lru_cache(maxsize=8)(self._make_table)
+        for start, chosen in sorted({0: weights, **(schedule or {})}.items()):
+            self._add(start, chosen, len(weights))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self._seed, self._stretches)
+
+    @property
+    def source_count(self) -> int:
+        return len(self._stretches[0].before)
+
+    def shares(self, position: int) -> np.ndarray:
+        """The share each data set is to have at a position; they add up to 1."""
+        return np.diff(self._stretch(position).bounds) / PARTS
+
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each position, which data set it draws from and how many draws that one has had before."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if len(positions) and positions.min() < 0:
+            raise ConfigError(f"position {positions.min()} does not exist: expected 0 or more")
+        sources, draws = np.empty_like(positions), np.empty_like(positions)
+        starts = np.array([stretch.start for stretch in self._stretches])
+        numbers = np.searchsorted(starts, positions, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            stretch = self._stretches[number]
+            mine = np.flatnonzero(numbers == number)
+            cycles, slots = np.divmod(positions[mine] - stretch.start, stretch.cycle)
+            for cycle in np.unique(cycles).tolist():
+                chosen = cycles == cycle
+                of_slot, rank = self._table(number, cycle)
+                sources[mine[chosen]] = of_slot[slots[chosen]]
+                draws[mine[chosen]] = rank[slots[chosen]]
+        return sources, draws
+
+    def draws_before(self, position: int) -> np.ndarray:
+        """How many draws each data set has had before a position."""
+        stretch = self._stretch(position)
+        cycle, slot = divmod(position - stretch.start, stretch.cycle)
+        whole = np.array(stretch.before) + stretch.drawn(cycle * stretch.cycle)
+        if slot:
+            of_slot, _ = self._table(stretch.number, cycle)
+            whole = whole + np.bincount(of_slot[:slot], minlength=self.source_count)
+        return whole
+
+    def _add(self, start: int, weights: Sequence[float], count: int) -> None:
+        if start < 0:
+            raise ConfigError(f"a change of weights at position {start} cannot be: expected 0 or more")
+        if len(weights) != count:
+            raise ConfigError(f"{len(weights)} weights at position {start}, expected {count}: one a data set")
+        parts = _parts(weights)
+        least = min(part for part in parts if part)
+        before = self.draws_before(start) if self._stretches else np.zeros(count, dtype=np.int64)
+        self._stretches.append(
+            _Stretch(
+                number=len(self._stretches),
+                start=start,
+                before=tuple(before.tolist()),
+                bounds=(0, *np.cumsum(parts).tolist()),
+                cycle=max(_LEAST_CYCLE, -(-2 * PARTS // least)),
+            )
+        )
+
+    def _stretch(self, position: int) -> _Stretch:
+        return next(stretch for stretch in reversed(self._stretches) if stretch.start <= position)
+
+    def _make_table(self, number: int, cycle: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each slot of a cycle, its data set and how many draws that one has had before."""
+        stretch = self._stretches[number]
+        first = stretch.drawn(cycle * stretch.cycle)
+        counts = stretch.drawn((cycle + 1) * stretch.cycle) - first
+        placed = Permutation(stretch.cycle, derive_key("mixing", self._seed, number, cycle))
+        of_slot = np.repeat(np.arange(len(counts)), counts)[placed.at(np.arange(stretch.cycle))]
+        by_source = np.argsort(of_slot, kind="stable")
+        rank = np.empty(stretch.cycle, dtype=np.int64)
+        rank[by_source] = np.arange(stretch.cycle) - np.repeat(np.cumsum(counts) - counts, counts)
+        return of_slot, rank + (np.array(stretch.before) + first)[of_slot]
+
+
+def _parts(weights: Sequence[float]) -> list[int]:
+    """Weights as whole parts that add up to PARTS, the largest remainders rounded up."""
+    if not weights or any(not np.isfinite(weight) or weight < 0 for weight in weights) or not sum(weights):
+        raise ConfigError(f"weights {list(weights)} cannot be shared out: expected 0 or more, and not all 0")
+    exact = [weight / sum(weights) * PARTS for weight in weights]
+    parts = [int(share) for share in exact]
+    for index in sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])[: PARTS - sum(parts)]:
+        parts[index] += 1
+    for weight, part in zip(weights, parts, strict=True):
+        if weight and part < SMALLEST:
+            raise ConfigError(
+                f"weight {weight} of {sum(weights)} is a share of less than {SMALLEST / PARTS}: raise it, or leave "
+                "that data set out with 0"
+            )
+    return parts
+
+
+def _rebuild(seed: int, stretches: list[_Stretch]) -> Mixture:
+    mixture = Mixture([1.0] * len(stretches[0].before), seed=seed)
+    mixture._stretches = stretches
+    return mixture
