@@ -195,11 +195,13 @@ class BlockManager:
         self._text_column()
         return self.texts_of(self.get_rows(block_id, chunk_id, chunk_size))
 
-    def read_range(self, block_id: int, start: int, stop: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many bytes the samples ``[start, stop)`` of a block are, and their rows; kept nowhere."""
-        store = self._store
-        data = store.samples(block_id, start, stop)
-        return len(data), parse_lines(data, store.block(block_id), start, stop)
+    def read_range(self, block_id: int, start: int, stop: int) -> bytes:
+        """The stored bytes of samples ``[start, stop)`` of a block, checked; kept nowhere."""
+        return self._store.samples(block_id, start, stop)
+
+    def parse_range(self, data: bytes, block_id: int, start: int, stop: int) -> list[dict[str, Any]]:
+        """The rows of what `read_range` gave."""
+        return parse_lines(data, self._store.block(block_id), start, stop)
 
     def texts_of(self, rows: list[dict[str, Any]]) -> list[str]:
         """The texts of rows of this data set."""

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import data, demo, run, search, train
+from penstock.cli import data, demo, feed, run, search, train
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -24,6 +24,8 @@ app = typer.Typer(
 app.command()(data.ingest)
 app.command()(data.inspect)
 app.command()(search.search)
+app.command()(feed.tokenize)
+app.add_typer(feed.bench, name="bench")
 app.command()(train.train)
 app.command()(run.status)
 app.command()(run.audit)

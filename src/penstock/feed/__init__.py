@@ -1,23 +1,28 @@
-"""The feed: from chunks to batches of token ids.
+"""The feed: from a plan's samples to batches.
 
-    BlockManager.get_chunk ──► Tokenizer.encode ──► pack_window ──► PackedWindow.batches ──► dict of numpy arrays
-         texts                   ids + offsets        sequences        from any sequence offset
+    claims plan:   BlockManager.get_chunk ──► Tokenizer.encode ──► pack_window ──► batches of one leased chunk
+    strided plan:  TokenCache ──► a window's samples, gathered in order ──► sequences ──► global batches, [rank::world]
+                   BlockManager ──► texts of a batch's samples                              (DistributedLoader)
 
-The window is the chunk: packing is a pure function of its samples, so a feed has no buffer to save. A resumed feed
-packs its window again and goes on at a sequence offset. Below: `blocks`. Above: `train`, which makes tensors of it.
+Packing is a pure function of a window's samples, so a feed has no buffer to save: a resumed one packs its window again
+and goes on at a sequence offset. Below: `blocks`, `plans`. Above: `train`, which makes tensors of it.
 """
 
 from penstock.feed.chunks import ChunkFeed
 from penstock.feed.engines import EngineName, choose_engine
+from penstock.feed.loader import DistributedLoader
 from penstock.feed.packing import IGNORED_LABEL, Batch, PackedWindow, pack_window
+from penstock.feed.token_cache import TokenCache
 from penstock.feed.tokenizer import Tokenizer, train_tokenizer
 
 __all__ = [
     "IGNORED_LABEL",
     "Batch",
     "ChunkFeed",
+    "DistributedLoader",
     "EngineName",
     "PackedWindow",
+    "TokenCache",
     "Tokenizer",
     "choose_engine",
     "pack_window",

@@ -20,6 +20,7 @@ from penstock.feed.ranges import BlockRanges
 from penstock.feed.sequences import FIELDS, FieldName
 from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step, TextEpoch
+from penstock.feed.timings import Timings
 from penstock.feed.token_cache import CHUNK_BYTES, TokenCache, chunk_samples
 from penstock.feed.tokenizer import Tokenizer
 from penstock.plans.orders import ORDERS, OrderName, make_order
@@ -93,6 +94,7 @@ class DistributedLoader:
         self._cache = cache
         self._state = LoaderState(shape={})
         self._changes = 0
+        self._timings = Timings()
         self._opened: tuple[BlockRanges, int] | None = None
 
     # -- iterating -----------------------------------------------------------------------------------------------------
@@ -211,6 +213,10 @@ class DistributedLoader:
         self._state = replace(loaded, shape={})
         self._changes += 1
 
+    def timings(self) -> dict[str, float]:
+        """How long the consumer waited for batches, and what the feed did meanwhile; see `Timings.report`."""
+        return (self._timings if self.tokenizer is None else self.token_cache.timings).report()
+
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -254,6 +260,7 @@ class DistributedLoader:
             drop_last=self.drop_last,
             chunk_size=chunk_size if self.order in ("sequential", "shard-local") else 1,
             cache_bytes=2 * WINDOW_CHUNKS * CHUNK_BYTES,
+            timings=self._timings,
         )
 
     def _packed(self, state: LoaderState) -> PackedEpoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from functools import cached_property
 from typing import Any
@@ -49,14 +50,19 @@ class PackedEpoch:
     def steps(
         self, state: LoaderState, batch_size: int, rank: int, world: int, *, drop_last: bool
     ) -> Generator[Step, None, None]:
-        """The epoch's batches from where a state stands. Windows are made one ahead, in a thread."""
+        """The epoch's batches from where a state stands. Windows are made ahead, in a thread."""
         sequences = Prefetch(
-            self._sequences(state.window),
-            budget_bytes=_WINDOWS_AHEAD_BYTES,
-            size_of=lambda made: made.size_bytes,
+            self._sequences(state.window), budget_bytes=_WINDOWS_AHEAD_BYTES, size_of=lambda made: made.size_bytes
         )
+        steps = self._deal(iter(sequences), state, batch_size, rank, world, drop_last=drop_last)
         try:
-            yield from self._deal(iter(sequences), state, batch_size, rank, world, drop_last=drop_last)
+            while True:
+                began = time.perf_counter()
+                step = next(steps, None)
+                self._cache.timings.waited(time.perf_counter() - began)
+                if step is None:
+                    return
+                yield step
         finally:
             sequences.close()
 

@@ -24,7 +24,14 @@ class Prefetch(Generic[T]):
     after the item it is at.
     """
 
-    def __init__(self, items: Iterator[T], *, budget_bytes: int, size_of: Callable[[T], int]) -> None:
+    def __init__(
+        self,
+        items: Iterator[T],
+        *,
+        budget_bytes: int,
+        size_of: Callable[[T], int],
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
         self._items = items
         self._budget_bytes = budget_bytes
         self._size_of = size_of
@@ -34,8 +41,7 @@ class Prefetch(Generic[T]):
         self._ended = False
         self._closing = False
         self._changed = threading.Condition()
-        self.waited_s = 0.0
-        """How long the consumer has waited in all."""
+        self._on_wait = on_wait
         self._thread = threading.Thread(target=self._run, name="penstock feed", daemon=True)
         self._thread.start()
 
@@ -47,7 +53,8 @@ class Prefetch(Generic[T]):
                     self._changed.wait(_LOOK_S)
                     if not self._thread.is_alive() and not self._ended and not self._ready:
                         raise PenstockError("the feed's thread ended without a word: it may have been forked; spawn")
-                self.waited_s += time.perf_counter() - began
+                if self._on_wait is not None:
+                    self._on_wait(time.perf_counter() - began)
                 if self._ready:
                     item, size = self._ready.popleft()
                     self._bytes -= size

@@ -13,6 +13,7 @@ from penstock.feed.prefetch import Prefetch
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.state import LoaderState
 from penstock.feed.texts import SampleReader
+from penstock.feed.timings import Timings
 from penstock.plans.orders import Order
 from penstock.plans.strided import Exclusion, StridedEpoch
 
@@ -45,9 +46,11 @@ class TextEpoch:
         drop_last: bool,
         chunk_size: int,
         cache_bytes: int,
+        timings: Timings,
     ) -> None:
         self._has_text = blocks.manifest.header.text_column is not None
-        self._reader = SampleReader(blocks, ranges, chunk_size=chunk_size, cache_bytes=cache_bytes)
+        self._timings = timings
+        self._reader = SampleReader(blocks, ranges, chunk_size=chunk_size, cache_bytes=cache_bytes, timings=timings)
         exclusions = [
             Exclusion(entry.step if entry.epoch == state.epoch else 0, entry.sample_ids)
             for entry in state.exclusions
@@ -67,7 +70,10 @@ class TextEpoch:
     def steps_ahead(self, first: int, rank: int, world: int, budget_bytes: int) -> Generator[Step, None, None]:
         """The epoch's batches from a step on, made ahead in a thread."""
         ahead = Prefetch(
-            self.steps(first, rank, world), budget_bytes=budget_bytes, size_of=lambda step: step.size_bytes
+            self.steps(first, rank, world),
+            budget_bytes=budget_bytes,
+            size_of=lambda step: step.size_bytes,
+            on_wait=self._timings.waited,
         )
         try:
             yield from ahead

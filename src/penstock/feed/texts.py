@@ -9,16 +9,20 @@ import numpy as np
 
 from penstock.blocks import BlockManager
 from penstock.feed.ranges import BlockRanges
+from penstock.feed.timings import Timings
 
 
 class SampleReader:
     """Rows of samples by id. Keeps the chunks used last within a number of bytes. Not safe for several threads."""
 
-    def __init__(self, blocks: BlockManager, ranges: BlockRanges, *, chunk_size: int, cache_bytes: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, ranges: BlockRanges, *, chunk_size: int, cache_bytes: int, timings: Timings
+    ) -> None:
         self._blocks = blocks
         self._ranges = ranges
         self._chunk_size = chunk_size
         self._cache_bytes = cache_bytes
+        self._timings = timings
         self._kept: OrderedDict[int, tuple[int, list[dict[str, Any]]]] = OrderedDict()
         self._kept_bytes = 0
 
@@ -39,9 +43,11 @@ class SampleReader:
         stop = min(start + self._chunk_size, self._ranges.total_samples)
         size, rows = 0, []
         for piece in self._ranges.pieces(start, stop):
-            read_bytes, read = self._blocks.read_range(piece.block_id, piece.start, piece.stop)
-            size += read_bytes
-            rows += read
+            with self._timings.of("fetch"):
+                data = self._blocks.read_range(piece.block_id, piece.start, piece.stop)
+            with self._timings.of("decode"):
+                rows += self._blocks.parse_range(data, piece.block_id, piece.start, piece.stop)
+            size += len(data)
         self._kept[number] = size, rows
         self._kept_bytes += size
         while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:

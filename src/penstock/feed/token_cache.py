@@ -24,6 +24,7 @@ import orjson
 from penstock.blocks import BlockManager, cache_folder
 from penstock.errors import ConfigError, StorageError
 from penstock.feed.ranges import BlockRanges
+from penstock.feed.timings import Timings
 from penstock.feed.token_store import TokenChunk, TokenStore
 from penstock.feed.tokenizer import Tokenizer
 from penstock.storage import LocalStorage
@@ -93,6 +94,7 @@ class TokenCache:
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
         self._told = False
+        self.timings = Timings()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.blocks, self.tokenizer, self._folder, self.max_bytes)
@@ -124,7 +126,9 @@ class TokenCache:
         deadline = time.monotonic() + _BUSY_TIMEOUT_S
         while True:
             if store is not None:
-                found |= {number: chunk for number in wanted if number not in found and (chunk := store.get(number))}
+                with self.timings.of("fetch"):
+                    read = ((number, store.get(number)) for number in wanted if number not in found)
+                    found |= {number: chunk for number, chunk in read if chunk is not None}
             missing = [number for number in wanted if number not in found]
             if not missing:
                 return [found[number] for number in wanted]
@@ -190,10 +194,14 @@ class TokenCache:
         start, stop = number * size, min((number + 1) * size, total)
         rows = []
         for piece in opened.ranges.pieces(start, stop):
-            rows += self.blocks.read_range(piece.block_id, piece.start, piece.stop)[1]
+            with self.timings.of("fetch"):
+                data = self.blocks.read_range(piece.block_id, piece.start, piece.stop)
+            with self.timings.of("decode"):
+                rows += self.blocks.parse_range(data, piece.block_id, piece.start, piece.stop)
         if self.blocks.manifest.header.token_column is None:
-            encoded = self.tokenizer.encode(self.blocks.texts_of(rows))
-            return TokenChunk(encoded.ids.astype(self.dtype), encoded.offsets)
+            with self.timings.of("tokenise"):
+                encoded = self.tokenizer.encode(self.blocks.texts_of(rows))
+                return TokenChunk(encoded.ids.astype(self.dtype), encoded.offsets)
         ids, offsets = self.blocks.tokens_of(rows)
         foreign = np.flatnonzero(ids >= opened.header.vocab_size)
         if len(foreign):

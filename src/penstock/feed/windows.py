@@ -58,14 +58,17 @@ class WindowPlan:
         size, total = self.order.chunk_size, self.order.size
         assert size == cache.chunk_size, "a chunk of the order is one of the cache"
         numbers = self.order.window_chunk_ids(window)
-        joined = join(cache.chunks(numbers.tolist()), cache.dtype)
+        chunks = cache.chunks(numbers.tolist())
+        with cache.timings.of("pack"):
+            joined = join(chunks, cache.dtype)
         lying = np.concatenate([np.arange(number * size, min((number + 1) * size, total)) for number in numbers])
         order = self.order.window_order(window)
         sample_ids = lying[order]
         if len(self.excluded):
             allowed = np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)
             order, sample_ids = order[allowed], sample_ids[allowed]
-        placed = reorder(joined, order)
+        with cache.timings.of("pack"):
+            placed = reorder(joined, order)
         return Window(sample_ids, placed.ids, placed.offsets)
 
     def _allowed(self, sample_ids: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from penstock.blocks import BlockManager, prepare_blocks
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
 from penstock.feed import Tokenizer, choose_engine, train_tokenizer
+from penstock.feed.loading import first_texts, read_definition
 from penstock.ledger import Commit, has_ledger, open_ledger
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.alone import CommitAlone
@@ -24,8 +25,6 @@ from penstock.train.stopping import SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
 from penstock.train.trainer import State
 
-_COMPARED_TEXTS = 200
-_COMPARED_CHARS = 2_000
 _TOKENIZER_SAMPLE_CHARS = 8_000_000
 """How much text a tokenizer is trained on: enough for a small vocabulary, in seconds."""
 
@@ -173,7 +172,7 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
     before = RunConfig.load(storage) if _has_begun(storage) else None
     definition = _tokenizer_definition(config, blocks, storage, before)
     try:
-        engine = before.tokenizer_engine if before else choose_engine(definition, _first_texts(blocks))
+        engine = before.tokenizer_engine if before else choose_engine(definition, first_texts(blocks))
         tokenizer = Tokenizer(definition, engine=engine)
     except ConfigError as error:
         raise ConfigError(f"{config.tokenizer or storage.url + '/' + TOKENIZER_KEY}: {error}") from error
@@ -211,27 +210,16 @@ def _tokenizer_definition(
     """The tokenizer the user names, else the one the run has, else one trained on the data."""
     try:
         if config.tokenizer:
-            return Path(config.tokenizer).read_text(encoding="utf-8")
+            return read_definition(config.tokenizer)
         if before is not None:
             return storage.get(TOKENIZER_KEY).decode()
-    except OSError as error:
-        raise ConfigError(f"tokenizer={config.tokenizer!r} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        where = config.tokenizer or f"{storage.url}/{TOKENIZER_KEY}"
-        raise ConfigError(f"{where} is not UTF-8: expected a tokenizer.json") from error
+        raise ConfigError(f"{storage.url}/{TOKENIZER_KEY} is not UTF-8: expected a tokenizer.json") from error
     except ObjectNotFound as error:
         raise ConfigError(
             f"{storage.url} has lost its {TOKENIZER_KEY}: restore it, or name it with --tokenizer"
         ) from error
     return train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size).definition
-
-
-def _first_texts(blocks: BlockManager) -> list[str]:
-    """A few texts to compare engines by, none of them long."""
-    if blocks.manifest.header.text_column is None:
-        return []
-    texts = blocks.get_chunk(0, 0, min(_COMPARED_TEXTS, blocks.get_block(0).sample_count))
-    return [text[:_COMPARED_CHARS] for text in texts]
 
 
 def _some_texts(blocks: BlockManager) -> Iterator[str]:
