@@ -314,6 +314,17 @@ def test_settings_that_cannot_work_are_refused(stores: dict[int, BlockManager], 
         loader[4]
 
 
+def test_a_tokenizer_can_be_named_by_its_file(
+    tmp_path: Path, stores: dict[int, BlockManager], tokenizer: Tokenizer
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer.definition)
+    by_name = DistributedLoader(stores[50], 4, tokenizer=tmp_path / "tokenizer.json", sequence_length=LENGTH)
+    by_hand = DistributedLoader(stores[50], 4, tokenizer=tokenizer, sequence_length=LENGTH)
+    assert [batch["input_ids"].tolist() for batch in by_name] == [batch["input_ids"].tolist() for batch in by_hand]
+    assert by_name.tokenizer is not None
+    assert by_name.tokenizer.engine == "gigatoken"
+
+
 def test_a_store_that_still_grows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\nbad\n')
     with pytest.raises(Exception, match="not JSON"):

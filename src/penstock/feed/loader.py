@@ -15,6 +15,7 @@ import numpy as np
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.engines import EngineName
+from penstock.feed.loading import load_tokenizer
 from penstock.feed.packed_epoch import PackedEpoch
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.sequences import FIELDS, FieldName
@@ -46,7 +47,7 @@ class DistributedLoader:
         rank: int = 0,
         world_size: int = 1,
         *,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         sequence_length: int | None = None,
         fields: tuple[FieldName, ...] = ("input_ids", "labels", "position_ids", "document_ids"),
         order: OrderName = "shard-local",
@@ -62,7 +63,8 @@ class DistributedLoader:
             seed: Of the order.
             rank: This process's number, from 0.
             world_size: How many there are.
-            tokenizer: Given, batches are packed sequences of ids; else they hold texts.
+            tokenizer: A `tokenizer.json`, a folder with one, or one that is loaded. Given, batches are packed sequences
+                of ids; else they hold texts.
             sequence_length: Tokens a sequence.
             fields: The arrays of a packed batch; fewer cost less.
             order: sequential, shuffled, shard-local or numpy.
@@ -85,7 +87,7 @@ class DistributedLoader:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.sequence_length = sequence_length
         self.fields = fields
         self.order: OrderName = order
@@ -96,6 +98,13 @@ class DistributedLoader:
         self._changes = 0
         self._timings = Timings()
         self._opened: tuple[BlockRanges, int] | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, loaded on first use with the engine that suits it; None where texts are fed."""
+        if self._tokenizer is not None and not isinstance(self._tokenizer, Tokenizer):
+            self._tokenizer = load_tokenizer(os.fspath(self._tokenizer), self.blocks)
+        return self._tokenizer
 
     # -- iterating -----------------------------------------------------------------------------------------------------
 
