@@ -26,6 +26,7 @@ from penstock.ledger.base import (
     Session,
     Wait,
 )
+from penstock.ledger.exclusions import Exclusion, Exclusions, SkipRange
 from penstock.ledger.opening import has_ledger, open_ledger
 from penstock.ledger.state import Progress, Span
 
@@ -35,11 +36,14 @@ __all__ = [
     "Contribution",
     "EpochAudit",
     "EpochDone",
+    "Exclusion",
+    "Exclusions",
     "Lease",
     "Ledger",
     "LedgerStatus",
     "Progress",
     "Session",
+    "SkipRange",
     "Span",
     "Wait",
     "audit_epoch",
