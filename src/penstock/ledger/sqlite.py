@@ -245,7 +245,7 @@ class SqliteDatabase:
 
     def boot_id(self) -> str:
         """Names this boot: deadlines of another boot mean nothing."""
-        return _boot_id()
+        return boot_id()
 
     def _connection(self) -> sqlite3.Connection:
         kept = getattr(self._local, "connection", None)
@@ -268,7 +268,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Names this boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
