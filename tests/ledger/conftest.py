@@ -7,7 +7,18 @@ import pytest
 
 from equipment.servers import postgres_server
 
-_SUITE = ("claiming", "commits", "concurrency", "epochs", "fencing", "identity", "progress", "restoring", "steps")
+_SUITE = (
+    "choosing",
+    "claiming",
+    "commits",
+    "concurrency",
+    "epochs",
+    "fencing",
+    "identity",
+    "progress",
+    "restoring",
+    "steps",
+)
 pytest.register_assert_rewrite(*(f"ledger.{name}" for name in (*_SUITE, "model")))
 
 

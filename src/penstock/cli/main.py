@@ -26,6 +26,7 @@ app.command()(data.inspect)
 app.command()(train.train)
 app.command()(run.status)
 app.command()(run.audit)
+app.command()(run.skip)
 app.command()(run.picture)
 app.command()(demo.demo)
 

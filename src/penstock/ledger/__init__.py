@@ -27,7 +27,7 @@ from penstock.ledger.base import (
     Wait,
 )
 from penstock.ledger.exclusions import Exclusion, Exclusions, SkipRange
-from penstock.ledger.opening import has_ledger, open_ledger
+from penstock.ledger.opening import has_ledger, open_ledger, without_secrets
 from penstock.ledger.state import Progress, Span
 
 __all__ = [
@@ -49,4 +49,5 @@ __all__ = [
     "audit_epoch",
     "has_ledger",
     "open_ledger",
+    "without_secrets",
 ]

@@ -8,7 +8,7 @@ from penstock.errors import ConfigError
 from penstock.ledger.base import BlockCatalog, Ledger
 from penstock.ledger.database import Database
 from penstock.ledger.operations import SqlLedger
-from penstock.ledger.postgres_url import is_postgres
+from penstock.ledger.postgres_url import is_postgres, redacted
 from penstock.ledger.sqlite import SqliteDatabase
 from penstock.ledger.supply import Supply
 from penstock.plans import ClaimsPlan
@@ -28,6 +28,11 @@ def open_database(url: str | os.PathLike[str]) -> Database:
             f"ledger {scheme}:// is not supported: expected a path or postgresql://host/database?run=name"
         )
     return SqliteDatabase(text)
+
+
+def without_secrets(url: str) -> str:
+    """A path or URL as it may be told and saved."""
+    return redacted(url) if is_postgres(url) else url
 
 
 def has_ledger(url: str | os.PathLike[str]) -> bool:
