@@ -29,6 +29,7 @@ from uuid import uuid4
 import psycopg
 
 from penstock.ledger import Ledger, Progress, open_ledger
+from penstock.ledger.opening import open_database
 from penstock.types import BlockFacts, DatasetIdentity
 
 BLOCK_SAMPLES = 1_000
@@ -236,17 +237,23 @@ def growth(store: Store, few: int, many: int, rounds: int) -> dict[str, float]:
 
 
 def fill(url: str, chunks: int) -> None:
-    """Claim and complete so many chunks and commit them, as a run would."""
+    """Claim so many chunks and commit them, as a run would; completed by one statement, which a run would not."""
     ledger = ledger_at(url, 10**9)
     session = ledger.join("filler", generation=0)
-    done = 0
+    done = commits = 0
+    database = open_database(url)
     while done < chunks:
-        claimed = ledger.claim(session, min(1_000, chunks - done))
+        claimed = ledger.claim(session, min(250, chunks - done))
         assert isinstance(claimed, list)
-        for lease in claimed:
-            ledger.complete(lease, Progress(samples=1, offset=1, steps=1))
         done += len(claimed)
-        if done % 10_000 == 0 or done >= chunks:
+        if done >= 10_000 * (commits + 1) or done >= chunks:
+            database.change(
+                "fill",
+                lambda tx: tx.execute(
+                    "UPDATE chunks SET phase = 2, trained = samples, offset_in = 1, steps = 1 WHERE phase = 1"
+                ),
+            )
+            commits += 1
             ledger.commit(str(done), "digest", [session.session_id])
     ledger.leave(session)
     ledger.close()

@@ -36,9 +36,9 @@ def open_at(url: str, chunks: int) -> Ledger:
 
 def work(url: str, folder: str, chunks: int, epochs: int, threads: int) -> None:
     """A worker process: so many threads, until so many epochs are done."""
-    running = [
-        threading.Thread(target=_train, args=(open_at(url, chunks), Path(folder), epochs)) for _ in range(threads)
-    ]
+    ledger = open_at(url, chunks)
+    ledger.close()  # the threads have connections of their own
+    running = [threading.Thread(target=_train, args=(ledger, Path(folder), epochs)) for _ in range(threads)]
     for thread in running:
         thread.start()
     for thread in running:

@@ -4,10 +4,10 @@
                 │                                │                       open ─► leased ─► trained ─► committed
                 └── Wait, EpochDone              └── restore(checkpoint)    ▲________│__________│ fenced, restored
 
-`base.py` is the contract; `state.py` holds the life of a chunk as pure functions; `operations.py` applies them to rows
-of a database inside one transaction each; `sqlite.py` is the database that needs no server. Below: `plans`, which knows
-the order. Above: `train` claims and commits, `observe` and the CLI read. A checkpoint is a name and a digest here: the
-ledger knows no tensors and no files.
+`base.py` is the contract; `state.py` holds the life of a chunk as pure functions; `operations.py` and `handing.py`
+apply them to rows of a database inside one transaction each; `sqlite.py` is the database that needs no server,
+`postgres.py` the one for many machines. Below: `plans`, which knows the order. Above: `train` claims and commits,
+`observe` and the CLI read. A checkpoint is a name and a digest here: the ledger knows no tensors and no files.
 
 Fencing goes by session: a worker joins and gets one, its heartbeat keeps it alive, and all its leases live and end
 with it. Who loses its session loses all it has not committed, because its weights hold all of that and cannot be

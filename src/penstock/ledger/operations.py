@@ -287,14 +287,9 @@ class SqlLedger:
         total_steps = run.total_steps
         for session_id in contributors:
             require_active(tx, session_id)
-            steps = 0
-            for chunk in rows.unfinished_chunks(tx, session_id):
-                moved, span = state.commit(chunk, seq)
-                if span is not None:
-                    rows.save_chunk(tx, moved)
-                    rows.add_span(tx, span)
-                    rows.add_committed_samples(tx, span.epoch, span.stop - span.start)
-                    steps += span.steps
+            bound = [state.commit(chunk, seq) for chunk in rows.unfinished_chunks(tx, session_id)]
+            rows.save_committed(tx, [(moved, span) for moved, span in bound if span is not None])
+            steps = sum(span.steps for _, span in bound if span is not None)
             # A step taken and not yet recorded stays reserved, or the limit could be passed.
             tx.execute(
                 "UPDATE sessions SET steps = CASE WHEN steps > ? THEN steps - ? ELSE 0 END WHERE session_id = ?",

@@ -56,6 +56,8 @@ class PostgresTransaction:
         return self._connection.execute(_in_psycopg(sql), values)  # pyright: ignore[reportArgumentType]
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[object]], /) -> None:
+        if not rows:
+            return
         with self._connection.cursor() as cursor:
             cursor.executemany(_in_psycopg(sql), rows)  # pyright: ignore[reportArgumentType]
 

@@ -19,6 +19,7 @@ _CHUNK = (
 _PLACES = f"({', '.join('?' * 15)})"
 _UPDATES = ", ".join(f"{name} = excluded.{name}" for name in f"{_CHUNK}, request".split(", ")[3:])
 _SPAN = "commit_seq, epoch, block_id, chunk_id, start, stop, start_offset, stop_offset, steps, session, exclusions"
+_ADD_SPAN = f"INSERT INTO spans ({_SPAN}) VALUES ({', '.join('?' * 11)})"
 _COMMIT = "seq, checkpoint_id, digest, epoch, total_steps, next_step, committed_at"
 _EXCLUSION = "seq, epoch, step, block_id, start, stop, reason, excluded_at"
 _ALL = 2**62
@@ -241,14 +242,26 @@ def add_commit(tx: Transaction, commit: Commit) -> None:
 
 
 def add_span(tx: Transaction, span: Span) -> None:
-    ref = span.ref
-    tx.execute(
-        f"INSERT INTO spans ({_SPAN}) VALUES ({', '.join('?' * 11)})",
-        (
-            *(span.commit, span.epoch, ref.block_id, ref.chunk_id, span.start, span.stop),
-            *(span.start_offset, span.stop_offset, span.steps, span.session, span.exclusions),
-        ),
+    tx.execute(_ADD_SPAN, _span_values(span))
+
+
+def save_committed(tx: Transaction, bound: list[tuple[Chunk, Span]]) -> None:
+    """Save chunks of which a commit now holds more, and what it holds of them: some statements for all of them."""
+    if not bound:
+        return
+    done = [chunk for chunk, _ in bound if chunk.phase is Phase.COMMITTED]
+    tx.execute_many(
+        "DELETE FROM chunks WHERE epoch = ? AND block_id = ? AND chunk_id = ?",
+        [(chunk.epoch, chunk.ref.block_id, chunk.ref.chunk_id) for chunk in done],
     )
+    for table, chunks in (("done_chunks", done), ("chunks", [c for c, _ in bound if c.phase is not Phase.COMMITTED])):
+        tx.execute_many(
+            f"INSERT INTO {table} ({_CHUNK}, request) VALUES {_PLACES} "
+            f"ON CONFLICT (epoch, block_id, chunk_id) DO UPDATE SET {_UPDATES}",
+            [_values(chunk, 0) for chunk in chunks],
+        )
+    tx.execute_many(_ADD_SPAN, [_span_values(span) for _, span in bound])
+    add_committed_samples(tx, bound[0][1].epoch, sum(span.stop - span.start for _, span in bound))
 
 
 def spans(tx: Transaction, epoch: int) -> list[Span]:
@@ -303,6 +316,13 @@ def lease(chunk: Chunk, excluded: Iterable[tuple[int, int]]) -> Lease:
         start=chunk.committed,
         start_offset=chunk.committed_offset,
         excluded=tuple(excluded),
+    )
+
+
+def _span_values(span: Span) -> tuple[object, ...]:
+    return (
+        *(span.commit, span.epoch, span.ref.block_id, span.ref.chunk_id, span.start, span.stop),
+        *(span.start_offset, span.stop_offset, span.steps, span.session, span.exclusions),
     )
 
 
