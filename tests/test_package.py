@@ -23,6 +23,7 @@ def modules_after(code: str) -> set[str]:
 def test_the_exported_names_are_these() -> None:
     assert penstock.__all__ == [
         "BlockManager",
+        "ChunkTracker",
         "DistributedLoader",
         "TrainingConfig",
         "ingest",

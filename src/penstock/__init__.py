@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "BlockManager",
+    "ChunkTracker",
     "DistributedLoader",
     "TrainingConfig",
     "ingest",
@@ -22,11 +23,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.blocks import BlockManager, ingest, process_raw_dataset_to_blocks
     from penstock.feed import DistributedLoader
+    from penstock.ledger.tracker import ChunkTracker
     from penstock.train.config import TrainingConfig
     from penstock.train.run import run_training
 
 _HOMES = {
     "BlockManager": "penstock.blocks",
+    "ChunkTracker": "penstock.ledger.tracker",
     "DistributedLoader": "penstock.feed",
     "TrainingConfig": "penstock.train.config",
     "ingest": "penstock.blocks",

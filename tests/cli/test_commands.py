@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_store_and_one_that_is_no_run_are_named(tmp_path: Pa
 def test_status_tells_where_a_run_stands(finished: tuple[Path, Path]) -> None:
     told = json.loads(penstock("status", finished[1], "--json").stdout)
     assert (told["samples_committed"], told["total_samples"], told["epoch"]) == (SAMPLES, SAMPLES, 0)
-    assert told["chunks"] == {"open": 0, "leased": 0, "trained": 0, "committed": 12}
+    assert told["chunks"] == {"open": 0, "leased": 0, "trained": 0, "committed": 12, "excluded": 0}
     assert f"{SAMPLES} of {SAMPLES} samples" in penstock("status", finished[1]).stdout
 
 
@@ -115,6 +115,7 @@ def test_audit_proves_the_epoch(finished: tuple[Path, Path]) -> None:
             "epoch": 0,
             "samples": SAMPLES,
             "once": SAMPLES,
+            "excluded": 0,
             "missing": 0,
             "twice": 0,
             "foreign": 0,

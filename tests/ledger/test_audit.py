@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ledger import EpochAudit, Span, audit_epoch
+from penstock.ledger import EpochAudit, Exclusion, Span, audit_epoch
 from penstock.types import ChunkRef
 
 CHUNK_SIZE = 4
@@ -27,7 +27,25 @@ def spans(draw: st.DrawFn) -> Span:
         stop_offset=0,
         steps=1,
         session=draw(st.integers(1, 3)),
+        exclusions=draw(st.integers(0, 3)),
     )
+
+
+@st.composite
+def journals(draw: st.DrawFn) -> list[Exclusion]:
+    return [
+        Exclusion(
+            seq=seq,
+            epoch=draw(st.integers(2, 4)),
+            step=1,
+            block_id=draw(st.integers(0, 2)),
+            start=(start := draw(st.integers(0, 8))),
+            stop=start + draw(st.integers(1, 4)),
+            reason="noise",
+            excluded_at=0.0,
+        )
+        for seq in range(1, draw(st.integers(1, 4)))
+    ]
 
 
 def span(block_id: int, chunk_id: int, start: int, stop: int, session: int = 1) -> Span:
@@ -37,26 +55,38 @@ def span(block_id: int, chunk_id: int, start: int, stop: int, session: int = 1) 
     )
 
 
-@given(st.lists(spans(), max_size=20), st.lists(st.integers(0, 9), max_size=3))
-def test_the_audit_counts_as_brute_force_does(found: list[Span], block_samples: list[int]) -> None:
+@given(st.lists(spans(), max_size=20), st.lists(st.integers(0, 9), max_size=3), journals())
+def test_the_audit_counts_as_brute_force_does(
+    found: list[Span], block_samples: list[int], journal: list[Exclusion]
+) -> None:
     counts: Counter[tuple[int, int]] = Counter()
     by_session: Counter[int] = Counter()
     for item in found:
         first = item.ref.chunk_id * CHUNK_SIZE
-        counts.update((item.ref.block_id, first + place) for place in range(item.start, item.stop))
-        by_session[item.session] += item.stop - item.start
+        for place in range(first + item.start, first + item.stop):
+            if not _names(journal[: item.exclusions], item.ref.block_id, place):
+                counts[item.ref.block_id, place] += 1
+                by_session[item.session] += 1
+    now = [entry for entry in journal if entry.epoch <= 3]
     samples = {(block_id, place) for block_id, size in enumerate(block_samples) for place in range(size)}
-    audit = audit_epoch(3, iter(found), block_samples, CHUNK_SIZE)
+    skipped = {sample for sample in samples if counts[sample] == 0 and _names(now, *sample)}
+    audit = audit_epoch(3, iter(found), block_samples, CHUNK_SIZE, journal)
     assert audit == EpochAudit(
         epoch=3,
         samples=len(samples),
         once=sum(counts[sample] == 1 for sample in samples),
-        missing=sum(counts[sample] == 0 for sample in samples),
+        excluded=len(skipped),
+        missing=sum(counts[sample] == 0 for sample in samples - skipped),
         twice=sum(counts[sample] > 1 for sample in samples),
-        foreign=sum(sample not in samples for sample in counts),
+        foreign=sum(count > 0 and sample not in samples for sample, count in counts.items()),
         by_session=dict(by_session),
     )
-    assert audit.holds == (set(counts) == samples and set(counts.values()) <= {1})
+    once = {sample for sample, count in counts.items() if count}
+    assert audit.holds == (once == samples - skipped and set(counts.values()) <= {0, 1})
+
+
+def _names(journal: list[Exclusion], block_id: int, place: int) -> bool:
+    return any(entry.block_id == block_id and entry.start <= place < entry.stop for entry in journal)
 
 
 @given(st.lists(st.integers(1, 14), max_size=4), st.data())

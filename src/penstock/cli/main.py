@@ -29,6 +29,7 @@ app.add_typer(feed.bench, name="bench")
 app.command()(train.train)
 app.command()(run.status)
 app.command()(run.audit)
+app.command()(run.skip)
 app.command()(run.picture)
 app.command()(demo.demo)
 

@@ -36,6 +36,9 @@ def train(
     commit_every_s: Annotated[float, typer.Option(help="Seconds between commits at most.")] = 300.0,
     keep_checkpoints: Annotated[int, typer.Option(help="Checkpoints that stay on disk.")] = 3,
     session_timeout_s: Annotated[float, typer.Option(help="How long a silent worker keeps its chunks.")] = 60.0,
+    ledger: Annotated[
+        str, typer.Option(help="postgresql://host/database?run=NAME; else ledger.sqlite in the run.")
+    ] = "",
     log_file: Annotated[str, typer.Option(help="Where metrics go; else metrics.jsonl in the run.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and no progress.")] = False,
 ) -> None:
@@ -69,6 +72,7 @@ def train(
         commit_every_s=commit_every_s,
         keep_checkpoints=keep_checkpoints,
         session_timeout_s=session_timeout_s,
+        ledger=ledger,
         log_file=log_file,
     )
     config.check()

@@ -54,6 +54,8 @@ class PackedWindow:
     first_sample_id: int
     sequence_length: int
     pad_id: int
+    excluded: np.ndarray | None = None
+    """Which documents only keep their place: they have no tokens and are not told of."""
 
     @property
     def sequence_count(self) -> int:
@@ -84,7 +86,7 @@ class PackedWindow:
             labels=self._rows(labels, IGNORED_LABEL, stop - start),
             position_ids=self._rows(places - begins, 0, stop - start),
             document_ids=self._rows(document, -1, stop - start),
-            sample_ids=self.first_sample_id + np.arange(done_before, done),
+            sample_ids=self.first_sample_id + self._learned(np.arange(done_before, done)),
             spans=self._spans(first, last, document),
             start_offset=start,
             stop_offset=stop,
@@ -95,6 +97,10 @@ class PackedWindow:
         """Documents that end at a place or before it; at the window's start not even an empty one has."""
         return int(np.searchsorted(self.offsets[1:], place, side="right")) if place else 0
 
+    def _learned(self, documents: np.ndarray) -> np.ndarray:
+        """Those that are not excluded."""
+        return documents if self.excluded is None else documents[~self.excluded[documents]]
+
     def _rows(self, flat: np.ndarray, fill: int, rows: int) -> np.ndarray:
         missing = rows * self.sequence_length - len(flat)
         if missing:
@@ -102,14 +108,20 @@ class PackedWindow:
         return flat.reshape(rows, self.sequence_length)
 
     def _spans(self, first: int, last: int, document: np.ndarray) -> np.ndarray:
-        touched = np.arange(document[0], document[-1] + 1)
+        touched = self._learned(np.arange(document[0], document[-1] + 1))
         starts = np.maximum(self.offsets[touched], first) - self.offsets[touched]
         stops = np.minimum(self.offsets[touched + 1], last) - self.offsets[touched]
         return np.stack([self.first_sample_id + touched, starts, stops], axis=1)
 
 
 def pack_window(
-    ids: np.ndarray, offsets: np.ndarray, *, first_sample_id: int, sequence_length: int, pad_id: int
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    *,
+    first_sample_id: int,
+    sequence_length: int,
+    pad_id: int,
+    excluded: np.ndarray | None = None,
 ) -> PackedWindow:
     """Concatenate and cut: documents longer than a sequence go on in the next one, nothing is cut off.
 
@@ -119,7 +131,8 @@ def pack_window(
         first_sample_id: Id of the sample that the first document is; the others follow.
         sequence_length: Tokens a sequence.
         pad_id: Fills up the last sequence.
+        excluded: Which documents are not to be learned; they have no tokens here.
     """
     if sequence_length < 2:
         raise ConfigError(f"sequence_length={sequence_length} leaves nothing to predict: expected 2 or more")
-    return PackedWindow(ids, offsets, first_sample_id, sequence_length, pad_id)
+    return PackedWindow(ids, offsets, first_sample_id, sequence_length, pad_id, excluded)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from penstock.ledger.exclusions import Exclusion, SkipRange
 from penstock.ledger.state import Progress, Span
 from penstock.types import BlockFacts, ChunkRef
 
@@ -45,6 +46,8 @@ class Lease:
     """Samples of it that are committed already; training goes on behind them."""
     start_offset: int
     """Packed sequences consumed already, to match `start`."""
+    excluded: tuple[tuple[int, int], ...] = ()
+    """Samples of the chunk, from and to, that are not to be learned; they count as done all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,8 @@ class Commit:
     epoch: int
     total_steps: int
     next_step: int
+    committed_at: float
+    """When, in seconds since 1970; nothing is decided by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +123,8 @@ class LedgerStatus:
     samples_committed: int
     """Of the current epoch."""
     blocks_seen: int
+    exclusions: int
+    """Entries of the exclusion journal."""
     last_commit: Commit | None
     workers: list[WorkerStatus]
 
@@ -132,7 +139,7 @@ class Ledger(Protocol):
     death of any process, and after power loss the run restarts at its last commit anyway.
     Time: the ledger's own clock, never the caller's.
     Cost: every call but `restore`, `check_blocks`, `spans`, `commits` and `status` is O(chunks in hand), however many
-    exist.
+    exist; `prioritise` and `exclude` go with what has ever been prioritised or excluded.
     Failures: `LeaseLost` to a session that was fenced (its uncommitted work is void); `LedgerMismatch` where the data
     is not the data the ledger belongs to; `LedgerError` otherwise.
     """
@@ -178,7 +185,7 @@ class Ledger(Protocol):
     def claim(
         self, session: Session, count: int = 1, *, round_chunks: int | None = None
     ) -> list[Lease] | Wait | EpochDone:
-        """Lease the next chunks, first come first served.
+        """Lease the next chunks, first come first served: those of high priority, then in plan order.
 
         Args:
             session: Who asks.
@@ -220,6 +227,24 @@ class Ledger(Protocol):
 
     def spans(self, epoch: int) -> Iterator[Span]:
         """What was committed in an epoch, by chunk and position."""
+        ...
+
+    def prioritise(self, priorities: Mapping[ChunkRef, float]) -> None:
+        """Hand out these chunks by priority from now on: above 0 before all others, highest first; below 0 after all
+        others. Equal ones go in plan order. Holds in later epochs and after a restore. 0 takes a priority back; a chunk
+        that was put forward already may stay so in this epoch.
+        """
+        ...
+
+    def exclude(self, ranges: Iterable[SkipRange], reason: str) -> list[Exclusion]:
+        """Exclude samples from every chunk that is begun from now on, in this epoch and later ones; kept by restores.
+
+        A chunk of which a commit holds a part is finished as it was begun, and so is one in hand, unless it comes back.
+        """
+        ...
+
+    def exclusions(self) -> list[Exclusion]:
+        """The journal, oldest first."""
         ...
 
     def commits(self, last: int | None = None) -> list[Commit]:

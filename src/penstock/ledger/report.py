@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from penstock.ledger import rows
 from penstock.ledger.base import LedgerStatus, WorkerStatus
+from penstock.ledger.database import Transaction
 from penstock.ledger.state import Phase
 
 
-def read_status(tx: sqlite3.Connection, now: float, boot_id: str) -> LedgerStatus:
+def read_status(tx: Transaction) -> LedgerStatus:
     """A summary; counts the chunks of the current epoch. A session past its deadline shows as silent."""
     dataset_id, block_size, chunk_size = tx.execute("SELECT dataset_id, block_size, chunk_size FROM run").fetchone()
     run = rows.run(tx)
     counted = dict(
-        tx.execute("SELECT phase, count(*) FROM chunks WHERE epoch = ? GROUP BY phase", (run.epoch,)).fetchall()
+        tx.execute(  # an open chunk without a session is stock that nobody has asked for
+            "SELECT phase, count(*) FROM (SELECT phase, session FROM chunks WHERE epoch = ? UNION ALL "
+            "SELECT phase, session FROM done_chunks WHERE epoch = ?) AS every "
+            "WHERE phase > 0 OR session > 0 GROUP BY phase",
+            (run.epoch, run.epoch),
+        ).fetchall()
     )
     samples = tx.execute("SELECT samples_committed FROM epochs WHERE epoch = ?", (run.epoch,)).fetchone()[0]
     return LedgerStatus(
@@ -27,20 +31,21 @@ def read_status(tx: sqlite3.Connection, now: float, boot_id: str) -> LedgerStatu
         chunks={phase.name.lower(): counted.get(int(phase), 0) for phase in Phase},
         samples_committed=samples,
         blocks_seen=tx.execute("SELECT count(*) FROM blocks").fetchone()[0],
+        exclusions=run.exclusions,
         last_commit=rows.last_commit(tx),
-        workers=_workers(tx, now, boot_id),
+        workers=_workers(tx),
     )
 
 
-def _workers(tx: sqlite3.Connection, now: float, boot_id: str) -> list[WorkerStatus]:
+def _workers(tx: Transaction) -> list[WorkerStatus]:
     found = tx.execute(
         "SELECT session_id, worker, pid, "
         "CASE WHEN state = 'active' AND (deadline <= ? OR boot_id != ?) THEN 'silent' ELSE state END, "
-        "coalesce(chunks, 0), coalesce(samples, 0) "
+        "coalesce(chunks, 0), CAST(coalesce(samples, 0) AS BIGINT) "
         "FROM sessions LEFT JOIN (SELECT session, count(*) AS chunks, sum(samples) AS samples FROM "
-        "(SELECT session, sum(stop - start) AS samples FROM spans GROUP BY session, epoch, block_id, chunk_id) "
-        "GROUP BY session) ON session = session_id ORDER BY session_id",
-        (now, boot_id),
+        "(SELECT session, sum(stop - start) AS samples FROM spans GROUP BY session, epoch, block_id, chunk_id) AS part "
+        "GROUP BY session) AS done ON session = session_id ORDER BY session_id",
+        (tx.now(), tx.boot_id()),
     )
     return [
         WorkerStatus(

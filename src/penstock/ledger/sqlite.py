@@ -7,30 +7,68 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import LedgerError
 from penstock.faults import reach
-from penstock.ledger import connections
+from penstock.ledger import connections, frequent
+from penstock.ledger.database import Move, Result, Rows
 from penstock.ledger.mounts import network_file_system
-from penstock.ledger.schema import TABLES, VERSION
+from penstock.ledger.schema import FIRST_ROWS, TABLES, VERSION
 
 _APPLICATION_ID = 0x50454E53  # "PENS", so that another program's database is told from ours
 _BUSY_TIMEOUT_S = 180.0
 _LOG_POLL_S = 0.01
+_PAGE_BYTES = 1024
+"""Rows are small and a transaction changes one: a page of the usual 4096 bytes is copied and checked for nothing."""
+_LOG_PAGES = 4000
 _SMALLEST_BYTES = 512  # SQLite would take a smaller file for an empty database, and overwrite it
+_RENEW = frequent.RENEW.format(now="?")
 _NO_DATABASE = "{path} is not a ledger: it is no SQLite file; move it away or name another run"
+
+
+class SqliteTransaction:
+    """Statements on one connection, between BEGIN and COMMIT."""
+
+    again = False  # a connection to a file is not lost
+    locking = skipping = ""  # there is one writer at a time
+
+    def __init__(self, database: SqliteDatabase, connection: sqlite3.Connection) -> None:
+        self._database = database
+        self._connection = connection
+
+    def execute(self, sql: str, values: Sequence[object] = (), /) -> Rows:
+        return self._connection.execute(sql, values)  # pyright: ignore[reportArgumentType]
+
+    def execute_many(self, sql: str, rows: Sequence[Sequence[object]], /) -> None:
+        self._connection.executemany(sql, rows)  # pyright: ignore[reportArgumentType]
+
+    def claim_open(self, session_id: int, count: int, request: int, /) -> list[Any]:
+        return []  # a transaction is short here, and so is the queue before it
+
+    def now(self) -> float:
+        return self._database.now()
+
+    def wall_time(self) -> float:
+        return self._database.wall_time()
+
+    def boot_id(self) -> str:
+        return self._database.boot_id()
 
 
 class SqliteDatabase:
     """Connections to one ledger file: one a thread, made on first use, never carried into another process."""
 
+    restock_every = 0
+
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self._local = threading.local()
+        self._looked = (-1, 0)
 
     def __reduce__(self) -> tuple[object, ...]:
         return SqliteDatabase, (str(self.path),)
@@ -55,7 +93,7 @@ class SqliteDatabase:
             return False  # nothing yet, or its creator was killed before the first write
         if size < _SMALLEST_BYTES:
             raise LedgerError(_NO_DATABASE.format(path=self.path))
-        with self.reading() as connection:  # one view of it all: somebody may be creating it right now
+        with self._reading() as connection:  # one view of it all: somebody may be creating it right now
             found = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if found == 0 and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
@@ -69,27 +107,29 @@ class SqliteDatabase:
             )
         return True
 
-    def create(self, first_row: tuple[object, ...]) -> None:
-        """Make the tables and the run's row, in one transaction; nothing where another process was faster."""
+    def create(self, identity: Sequence[object]) -> None:
+        """Make the tables and the first rows, in one transaction; nothing where another process was faster."""
         with _translated(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._begin_log()
-        with self.transaction("create", durable=True) as connection:
+        with self._changing("create", durable=True) as connection:
             if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 return
             for statement in TABLES.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
-            connection.execute("INSERT INTO run VALUES (1, ?, ?, ?, 0, 0, 0, 1, 1)", first_row)
-            connection.execute("INSERT INTO epochs VALUES (0, NULL, NULL, 0)")
-        self.fold_log()
+            connection.execute(FIRST_ROWS[0], identity)  # pyright: ignore[reportArgumentType]
+            connection.execute(FIRST_ROWS[1])
+        with _translated(self.path):  # into the file itself, as far as nobody else is reading
+            self._connection().execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _begin_log(self) -> None:
         """Switch to the write-ahead log. Here SQLite does not wait for others who do the same, so this does."""
         deadline = time.monotonic() + _BUSY_TIMEOUT_S
         while True:
             try:
+                self._connection().execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                 self._connection().execute("PRAGMA journal_mode = WAL")
                 return
             except sqlite3.OperationalError as error:
@@ -97,17 +137,74 @@ class SqliteDatabase:
                     raise
             time.sleep(_LOG_POLL_S)
 
-    @contextmanager
-    def transaction(self, operation: str, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """One write transaction, alone among all processes; all of it or nothing.
+    def change(self, operation: str, body: Callable[[SqliteTransaction], Result], *, durable: bool = False) -> Result:
+        with self._changing(operation, durable=durable) as connection:
+            return body(SqliteTransaction(self, connection))
 
-        Args:
-            operation: Named in fault points.
-            durable: Survives power loss, not only the death of processes; costs an fsync.
-        """
+    def read(self, body: Callable[[SqliteTransaction], Result]) -> Result:
+        with self._reading() as connection:
+            return body(SqliteTransaction(self, connection))
+
+    def claim_open(self, session_id: int, count: int, request: int) -> list[Any]:
+        look = (*self._looked, session_id, self.now(), self.boot_id(), count)
+        try:
+            run = self._connection().execute
+            found = run(frequent.SQLITE_OPEN, look).fetchall()
+            if not found:
+                return found
+            if len(found) == 1 and self._lease(run, session_id, found[0]):
+                self._looked = found[0][8], found[0][2] + 1
+                reach("ledger.after_transaction", "claim")
+                return found
+            with self._changing("claim", durable=False):  # somebody was faster, or several are to be had at once
+                found = run(frequent.SQLITE_OPEN, look).fetchall()
+                return [row for row in found if self._lease(run, session_id, row)]
+        except (sqlite3.Error, OSError) as error:
+            raise self._given_up(error) from error
+
+    @staticmethod
+    def _lease(run: Callable[..., sqlite3.Cursor], session_id: int, found: tuple[int, ...]) -> bool:
+        """Lease a chunk as it was seen; False where it has changed since, or the session was fenced."""
+        epoch, block_id, chunk_id, _, token, _, _, exclusions, _ = found
+        reach("ledger.before_transaction", "claim")
+        values = (session_id, exclusions, epoch, block_id, chunk_id, token, session_id)
+        return run(frequent.SQLITE_LEASE, values).rowcount == 1
+
+    def move_chunk(self, name: Move, values: Sequence[object]) -> bool:
+        return self._one(name, frequent.MOVE[name], values)
+
+    def renew(self, session_id: int, timeout_s: float) -> float | None:
+        now = self.now()
+        renewed = self._one("heartbeat", _RENEW, (now, timeout_s, self.boot_id(), session_id))
+        return now + timeout_s if renewed else None
+
+    def _one(self, operation: str, sql: str, values: Sequence[object]) -> bool:
+        """One statement as a transaction of its own; whether it changed anything."""
+        reach("ledger.before_transaction", operation)
+        try:
+            changed = self._connection().execute(sql, values).rowcount > 0  # pyright: ignore[reportArgumentType]
+        except (sqlite3.Error, OSError) as error:
+            raise self._given_up(error) from error
+        if changed:
+            reach("ledger.after_transaction", operation)
+        return changed
+
+    def _given_up(self, error: Exception) -> LedgerError:
+        """Leave no transaction open behind an error, and put it in a sentence."""
+        connection = getattr(self._local, "connection", None)
+        if connection is not None and connection.in_transaction:
+            connection.execute("ROLLBACK")
+        return _translation(self.path, error)
+
+    def new_request(self) -> int:
+        return 0
+
+    @contextmanager
+    def _changing(self, operation: str, *, durable: bool) -> Iterator[sqlite3.Connection]:
         with _translated(self.path):
             connection = self._connection()
-            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            if durable:
+                connection.execute("PRAGMA synchronous = FULL")
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 yield connection
@@ -117,11 +214,13 @@ class SqliteDatabase:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+            finally:
+                if durable:
+                    connection.execute("PRAGMA synchronous = NORMAL")
             reach("ledger.after_transaction", operation)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view of all tables."""
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         with _translated(self.path):
             connection = self._connection()
             try:
@@ -130,11 +229,6 @@ class SqliteDatabase:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-
-    def fold_log(self) -> None:
-        """Move what the write-ahead log holds into the file itself, as far as nobody else is reading."""
-        with _translated(self.path):
-            self._connection().execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
         connection = getattr(self._local, "connection", None)
@@ -146,9 +240,12 @@ class SqliteDatabase:
         """Seconds since this machine booted, sleep included: no user and no time server can set it."""
         return time.clock_gettime(_CLOCK)
 
+    def wall_time(self) -> float:
+        return time.time()
+
     def boot_id(self) -> str:
         """Names this boot: deadlines of another boot mean nothing."""
-        return _boot_id()
+        return boot_id()
 
     def _connection(self) -> sqlite3.Connection:
         kept = getattr(self._local, "connection", None)
@@ -156,6 +253,8 @@ class SqliteDatabase:
             return kept
         options = "?immutable=1" if self._is_archived() else ""
         connection = connections.connect(self.path, options=options, timeout_s=_BUSY_TIMEOUT_S)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         self._local.connection = connection
         return connection
 
@@ -169,7 +268,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @cache
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Names this boot of the machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -180,18 +280,20 @@ def _boot_id() -> str:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.OperationalError as error:
-        text = str(error)
+    except (sqlite3.Error, OSError) as error:
+        raise _translation(path, error) from error
+
+
+def _translation(path: Path, error: Exception) -> LedgerError:
+    text = str(error)
+    if isinstance(error, OSError):
+        return LedgerError(f"{path} cannot be used: {error.strerror or error}")
+    if isinstance(error, sqlite3.OperationalError):
         if "locked" in text or "busy" in text:
-            raise LedgerError(
+            return LedgerError(
                 f"{path} was locked by another process for {_BUSY_TIMEOUT_S:.0f} s: find that process and end it"
-            ) from error
-        raise LedgerError(f"{path} cannot be used: {text}: check the folder, its permissions and free space") from error
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
-            raise LedgerError(
-                f"{path} is not a ledger: it is no SQLite file; move it away or name another run"
-            ) from error
-        raise LedgerError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run") from error
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be used: {error.strerror or error}") from error
+            )
+        return LedgerError(f"{path} cannot be used: {text}: check the folder, its permissions and free space")
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        return LedgerError(_NO_DATABASE.format(path=path))
+    return LedgerError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run")

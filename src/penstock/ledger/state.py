@@ -1,8 +1,9 @@
 """The life of a chunk, as pure functions.
 
     open ── lease ──► leased ── complete ──► trained ── commit ──► committed
-     ▲                  │  └── record (part of it) ── commit ──► leased, part of it committed
-     └──── reopen ──────┴──────────────────────┘
+     │ ▲                │  └── record (part of it) ── commit ──► leased, part of it committed
+     │ └── reopen ──────┴──────────────────────┘
+     └── exclude ──► excluded
 
 A chunk remembers two numbers of samples: `trained`, which only some replica's memory knows, and `committed`, which a
 checkpoint holds. Reopening forgets the difference. Every store applies these functions, so they cannot drift apart.
@@ -24,6 +25,8 @@ class Phase(IntEnum):
     LEASED = 1
     TRAINED = 2
     COMMITTED = 3
+    EXCLUDED = 4
+    """Passed over: every sample of it was excluded before it was begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class Chunk:
     session: int = 0
     """Who holds it or trained it last."""
     token: int = 0
-    """Fencing token of the last lease; grows with every lease of the run."""
+    """Fencing token of the last lease, of the next one while the chunk is open; grows with every lease of the run."""
     trained: int = 0
     """Samples learned by somebody, from the chunk's start."""
     offset: int = 0
@@ -47,6 +50,16 @@ class Chunk:
     committed: int = 0
     """Samples of it that a committed checkpoint has learned."""
     committed_offset: int = 0
+    exclusions: int = 0
+    """How many entries of the exclusion journal held when it was begun. They shape its packing, so a begun chunk is
+    finished as it was begun."""
+    rank: float = 0.0
+    """Lower ranks go first; 0 is the plan's own order."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether a commit holds part of it."""
+        return self.committed > 0 or self.committed_offset > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +75,8 @@ class Span:
     stop_offset: int
     steps: int
     session: int
+    exclusions: int = 0
+    """How many entries of the exclusion journal held: samples of the span that they name were not learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +91,12 @@ class Progress:
     """Optimizer steps spent on it since its lease or the last commit, whichever is later."""
 
 
-def lease(chunk: Chunk, session: int, token: int) -> Chunk:
-    """Hand an open chunk to a session; it goes on behind what is committed."""
+def lease(chunk: Chunk, session: int, exclusions: int) -> Chunk:
+    """Hand an open chunk to a session, under the token it carries; it goes on behind what is committed."""
     if chunk.phase is not Phase.OPEN:
         raise LedgerError(f"{name(chunk)} is {chunk.phase.name.lower()}: only an open chunk can be leased")
-    return replace(chunk, phase=Phase.LEASED, session=session, token=token)
+    held = chunk.exclusions if chunk.begun else exclusions
+    return replace(chunk, phase=Phase.LEASED, session=session, exclusions=held)
 
 
 def record(chunk: Chunk, session: int, token: int, progress: Progress) -> Chunk:
@@ -131,23 +147,32 @@ def commit(chunk: Chunk, commit_seq: int) -> tuple[Chunk, Span | None]:
         stop_offset=chunk.offset,
         steps=chunk.steps,
         session=chunk.session,
+        exclusions=chunk.exclusions,
     )
     phase = Phase.COMMITTED if chunk.phase is Phase.TRAINED else chunk.phase
     return replace(chunk, phase=phase, committed=chunk.trained, committed_offset=chunk.offset, steps=0), span
 
 
-def reopen(chunk: Chunk) -> Chunk:
-    """Forget what no commit holds: the chunk is open again behind its committed part."""
-    if chunk.phase in (Phase.OPEN, Phase.COMMITTED):
+def reopen(chunk: Chunk, token: int) -> Chunk:
+    """Forget what no commit holds: the chunk is open again behind its committed part, under a new token."""
+    if chunk.phase not in (Phase.LEASED, Phase.TRAINED):
         return chunk
-    return replace(chunk, phase=Phase.OPEN, trained=chunk.committed, offset=chunk.committed_offset, steps=0)
+    return replace(
+        chunk, phase=Phase.OPEN, token=token, trained=chunk.committed, offset=chunk.committed_offset, steps=0
+    )
 
 
-def rewind(chunk: Chunk, span: Span) -> Chunk:
-    """Undo a committed span, the latest of its chunk first."""
+def exclude(chunk: Chunk) -> Chunk:
+    """Pass over a chunk none of whose samples is to be learned; one that is begun or in hand goes on."""
+    return replace(chunk, phase=Phase.EXCLUDED) if chunk.phase is Phase.OPEN and not chunk.begun else chunk
+
+
+def rewind(chunk: Chunk, span: Span, token: int) -> Chunk:
+    """Undo a committed span, the latest of its chunk first; the chunk is open under a new token."""
     return replace(
         chunk,
         phase=Phase.OPEN,
+        token=token,
         trained=span.start,
         committed=span.start,
         offset=span.start_offset,

@@ -17,8 +17,10 @@ def prove(run: RunFolder, dataset_file: str | None = None) -> list[EpochAudit]:
     """
     status = run.ledger.status()
     samples = [block.sample_count for block in manifest_of(run, dataset_file).blocks]
+    journal = run.ledger.exclusions()
     return [
-        audit_epoch(epoch, run.ledger.spans(epoch), samples, status.chunk_size) for epoch in range(status.epoch + 1)
+        audit_epoch(epoch, run.ledger.spans(epoch), samples, status.chunk_size, journal)
+        for epoch in range(status.epoch + 1)
     ]
 
 

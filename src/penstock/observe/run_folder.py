@@ -47,7 +47,7 @@ class RunFolder:
     @cached_property
     def ledger(self) -> Ledger:
         _ = self.config  # a folder without a run is named as such, not as one without a ledger
-        return open_ledger(self.path / "ledger.sqlite")
+        return open_ledger(self.settings.get("ledger") or self.path / "ledger.sqlite")
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Events of the metrics file, oldest first; a line that a killed writer left unfinished is passed over."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
 
 from penstock.errors import ConfigError, differences
+from penstock.ledger import without_secrets
 from penstock.storage import Storage
 from penstock.types import DatasetIdentity
 
@@ -31,6 +32,7 @@ MAY_CHANGE = frozenset(
         "dataset_file",
         "iterate",
         "keep_checkpoints",
+        "ledger",
         "log_file",
         "parallel_independent",
         "run_dir",
@@ -91,6 +93,9 @@ class TrainingConfig:
     """How many checkpoints stay on disk."""
     session_timeout_s: float = 60.0
     """How long a worker that shows no sign of life keeps its chunks."""
+    ledger: str = field(default="", repr=False)
+    """Where the ledger is: ``postgresql://user@host/database?run=name`` for workers on several machines. Empty:
+    ledger.sqlite in the run's folder. A password is used and never saved: give it again, or by PGPASSWORD."""
     log_file: str = ""
     """Where metrics go. Empty: metrics.jsonl in the run's folder."""
 
@@ -196,6 +201,8 @@ def resolve(
 ) -> RunConfig:
     """Freeze the settings together with what the data set and the tokenizer turned out to be; paths become absolute."""
     settled = replace(config, dataset_file=str(Path(config.dataset_file).resolve()))
+    if config.ledger:
+        settled.ledger = without_secrets(config.ledger)
     if config.log_file:
         settled.log_file = str(Path(config.log_file).resolve())
     return RunConfig(

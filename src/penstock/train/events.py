@@ -3,7 +3,8 @@
     run_started      run_dir, dataset, total_samples, total_blocks, samples_per_block, dataset_chunk_size, workers,
                      total_steps, next_step, samples_committed, epoch
     worker_started   worker, session, pid
-    step             step, loss, num_tokens, step_s, worker, session, epoch, block_id, chunk_id
+    step             step, loss, num_tokens, step_s, worker, session, epoch, block_id, chunk_id,
+                     start_offset, samples (ranges of the ids of which it saw some token, from and to)
     chunk            worker, session, epoch, block_id, chunk_id, samples
     commit           checkpoint_id, total_steps, epoch, samples, workers, commit_s
     worker_lost      worker, session, pid, reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from safetensors.torch import load, save
@@ -26,8 +25,9 @@ REPLICAS_PREFIX = "replicas/"
 class RunParts:
     """Opens each part of a run on first use."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, ledger: str) -> None:
         self.storage = storage
+        self.ledger_url = ledger
         self.checkpoints = Checkpoints(storage)
 
     @cached_property
@@ -52,7 +52,7 @@ class RunParts:
     @cached_property
     def ledger(self) -> Ledger:
         return open_ledger(
-            ledger_path(self.storage),
+            self.ledger_url,
             identity=self.blocks.identity(),
             catalog=self.blocks,
             session_timeout_s=self.config.session_timeout_s,
@@ -102,8 +102,8 @@ class RunParts:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
 
 
-def ledger_path(storage: Storage) -> Path:
-    """Where the embedded ledger of a run is; it needs a local folder."""
+def embedded_ledger(storage: Storage) -> str:
+    """Where the ledger of a run is unless its settings say otherwise; it needs a local folder."""
     if not isinstance(storage, LocalStorage):
         raise ConfigError(f"the run folder {storage.url} is not local: expected a path")
-    return storage.root / "ledger.sqlite"
+    return str(storage.root / "ledger.sqlite")

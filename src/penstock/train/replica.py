@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from penstock.errors import LeaseLost
 from penstock.faults import reach
 from penstock.feed import Batch, ChunkFeed
@@ -101,7 +103,7 @@ class Replica:
     def _learn(self, session: Session, lease: Lease) -> Lease | None:
         """Learn a chunk from where its lease starts. Returns what is left of it where a boundary comes in between."""
         progress = Progress(samples=lease.start, offset=lease.start_offset, steps=0)
-        for steps, batch in enumerate(self._feed.batches(lease.ref, lease.start_offset), 1):
+        for steps, batch in enumerate(self._feed.batches(lease.ref, lease.start_offset, lease.excluded), 1):
             # A boundary that is merely due waits for a step, or nothing would ever get done.
             pause = self._boundary.stop_requested() or (steps > 1 and self._boundary.is_due())
             step = None if pause else self._ledger.take_step(session, self._config.steps)
@@ -137,4 +139,12 @@ class Replica:
             epoch=lease.epoch,
             block_id=lease.ref.block_id,
             chunk_id=lease.ref.chunk_id,
+            start_offset=batch.start_offset,
+            samples=_ranges(batch.spans[:, 0]),
         )
+
+
+def _ranges(ids: np.ndarray) -> list[list[int]]:
+    """Ascending ids as ranges from and to; nearly always one."""
+    gaps = np.flatnonzero(np.diff(ids) > 1)
+    return [[int(ids[first]), int(ids[last]) + 1] for first, last in zip([0, *(gaps + 1)], [*gaps, -1], strict=True)]

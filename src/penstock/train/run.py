@@ -12,14 +12,14 @@ from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
 from penstock.feed import Tokenizer, choose_engine, train_tokenizer
 from penstock.feed.loading import first_texts, read_definition
-from penstock.ledger import Commit, has_ledger, open_ledger
+from penstock.ledger import Commit, has_ledger, open_ledger, without_secrets
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.alone import CommitAlone
 from penstock.train.checkpoints import Checkpoints
 from penstock.train.committing import Committer, StopReason
 from penstock.train.config import RunConfig, TrainingConfig, resolve
 from penstock.train.events import Events, Hook, MetricsFile
-from penstock.train.parts import TOKENIZER_KEY, RunParts, ledger_path
+from penstock.train.parts import TOKENIZER_KEY, RunParts, embedded_ledger
 from penstock.train.replica import Replica
 from penstock.train.stopping import SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
@@ -70,8 +70,11 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
     stop = stop or StopRequest()
     with storage.exclusive("run", purpose="training"), SignalsStop(stop):
         storage.discard_unfinished()
-        _settle_config(config, blocks, storage)
-        return _Run(RunParts(storage), list(hooks), stop).run()
+        before = RunConfig.load(storage)
+        named = config.ledger or (before.training.ledger if before else "")
+        ledger = named or embedded_ledger(storage)
+        _settle_config(replace(config, ledger=named), blocks, storage, ledger)
+        return _Run(RunParts(storage, ledger), list(hooks), stop).run()
 
 
 class _Run:
@@ -167,9 +170,9 @@ class _Run:
         return self._parts.storage.root / "metrics.jsonl"
 
 
-def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storage) -> None:
+def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storage, ledger: str) -> None:
     """Write the run's config.toml, or check that the run being resumed has the same one where it matters."""
-    before = RunConfig.load(storage) if _has_begun(storage) else None
+    before = RunConfig.load(storage) if _has_begun(storage, ledger) else None
     definition = _tokenizer_definition(config, blocks, storage, before)
     try:
         engine = before.tokenizer_engine if before else choose_engine(definition, first_texts(blocks))
@@ -189,17 +192,19 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
     resolved.save(storage)
 
 
-def _has_begun(storage: Storage) -> bool:
+def _has_begun(storage: Storage, ledger: str) -> bool:
     """Whether a run has committed here; refused where what is left of one is too little to go on from."""
-    path = ledger_path(storage)
-    commits = open_ledger(path).commits() if has_ledger(path) else []
+    commits = open_ledger(ledger).commits() if has_ledger(ledger) else []
     if commits and RunConfig.load(storage) is None:
-        raise ConfigError(f"{storage.url} has a ledger and no config.toml: restore it, or name another run folder")
+        raise ConfigError(
+            f"{storage.url} has a ledger ({without_secrets(ledger)}) and no config.toml: "
+            "restore it, or name another run folder"
+        )
     trained = [checkpoint_id for checkpoint_id in Checkpoints(storage).ids() if int(checkpoint_id) > 0]
     if trained and not commits:
         raise ConfigError(
             f"{storage.url} has checkpoints ({', '.join(trained)}) and no ledger that knows them: "
-            "restore ledger.sqlite, or name another run folder; nothing was changed"
+            f"restore {without_secrets(ledger)}, or name another run folder; nothing was changed"
         )
     return bool(commits)
 

@@ -117,6 +117,7 @@ class Supervisor:
             generation=self._events.generation,
             checkpoint_id=self._commit.checkpoint_id,
             digest=self._commit.digest,
+            ledger=self._parts.ledger_url,
         )
         channel.send({"kind": "order", "order": asdict(order)})
 

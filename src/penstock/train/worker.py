@@ -129,7 +129,7 @@ def _work(line: SupervisorLine, order: WorkerOrder) -> None:
     from penstock.train.parts import RunParts
     from penstock.train.replica import Replica
 
-    parts = RunParts(open_storage(order.run_dir))
+    parts = RunParts(open_storage(order.run_dir), order.ledger)
     parts.limit_threads(order.workers)
     trainer = parts.trainer()
     trainer.load_state(parts.checkpoints.read(order.checkpoint_id, order.digest))
