@@ -227,8 +227,8 @@ def test_a_bad_row_stops_the_ingest_and_keeps_the_blocks_before_it(tmp_path: Pat
         (b"[1]", "a JSON array, expected an object"),
         (b'{"text":5}', "column 'text' holds int, expected a string"),
         (b'{"id":1}', "no column 'text': the row has 'id'"),
-        (b'{"text":NaN}', "not JSON"),
-        (b'{"text":"\xff"}', "not JSON"),
+        (b'{"text":NaN}', "not JSON: NaN is no number in JSON"),
+        (b'{"text":"\xff"}', "not UTF-8: byte 0xff at offset 9: name its encoding with --encoding"),
     ],
 )
 def test_a_bad_row_is_named_with_its_place_and_reason(tmp_path: Path, row: bytes, reason: str) -> None:

@@ -255,7 +255,10 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
             found.append({"type": "directory", "path": name, "oid": "0" * 40, "size": 0})
         else:
             data = path.read_bytes()
-            found.append({"type": "file", "path": name, "oid": _oid(data), "size": len(data)})
+            entry: dict[str, Any] = {"type": "file", "path": name, "oid": _oid(data), "size": len(data)}
+            if path.suffix in (".parquet", ".gz"):  # what the Hub keeps as large files
+                entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+            found.append(entry)
     return found
 
 

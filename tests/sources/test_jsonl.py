@@ -110,7 +110,7 @@ def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\xc3", b"\xed\xa0\x80"])
 def test_what_is_not_utf8_is_a_bad_row(tmp_path: Path, raw: bytes) -> None:
-    assert "not JSON" in reason(tmp_path, b'{"a":"%s"}\n' % raw)
+    assert "not UTF-8" in reason(tmp_path, b'{"a":"%s"}\n' % raw)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import AccessDenied, ConfigError, ObjectNotFound, StorageError, TransientStoreError
-from penstock.storage.retry import DATA, METADATA, Patience, RetryBudget, parse_retry_after, with_retries
+from penstock.storage.retry import (
+    DATA,
+    METADATA,
+    PROGRESS_BYTES,
+    Patience,
+    RetryBudget,
+    parse_retry_after,
+    with_retries,
+)
 
 QUICK = RetryBudget(attempts=4, first_wait_s=0.0001, longest_wait_s=0.001)
 
@@ -119,7 +127,7 @@ def test_what_arrives_in_between_gives_the_whole_budget_back() -> None:
     patience = clock.patience(RetryBudget(attempts=3, deadline_s=50.0, first_wait_s=10.0))
     for _ in range(20):
         patience.spend(TransientStoreError("broken"))
-        patience.refresh()
+        patience.refresh(PROGRESS_BYTES)
     assert all(wait <= 10.0 for wait in clock.slept), "the waits begin anew as well"
     assert sum(clock.slept) > 50.0
     spend_until_given_up(patience)
@@ -132,7 +140,12 @@ def test_long_waits_are_told_and_short_ones_are_not(caplog: pytest.LogCaptureFix
         clock.patience(RetryBudget()).spend(TransientStoreError("broken"))
         assert caplog.text == ""
         clock.patience(RetryBudget()).spend(TransientStoreError("busy", retry_after_s=42.0))
-    assert "the file: busy: trying again in 4" in caplog.text
+        assert "busy: trying again in 4" in caplog.text
+        many = clock.patience(RetryBudget(attempts=9, first_wait_s=2.0))
+        for number in range(4):
+            many.spend(TransientStoreError(f"broken {number}"))
+    assert "broken 0" not in caplog.text
+    assert "broken 3: trying again" in caplog.text  # short ones are told as well once they have become many
 
 
 # What

@@ -233,10 +233,16 @@ def test_a_file_shorter_than_told_is_a_failure_and_never_the_end(served: Served)
     assert "expected 3000 bytes, got an answer of 2999: the file changed" in str(served.error())
 
 
-def test_what_arrives_gives_patience_back(served: Served) -> None:
+def test_what_arrives_gives_patience_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.storage.retry.PROGRESS_BYTES", 1)
     served.hub.faults.append(Fault("file.bin", 8))  # twice as many as the budget has tries; each brings some bytes
     with served.open() as file:
         assert file.read() == DATA
+
+
+def test_a_server_that_breaks_off_after_every_few_bytes_is_given_up(served: Served) -> None:
+    served.hub.faults.append(Fault("file.bin", 1000))
+    assert "given up after 4 tries" in str(served.error())
 
 
 # Statuses
@@ -253,7 +259,7 @@ def test_a_server_in_trouble_is_asked_again(served: Served, status: int) -> None
 def test_a_server_that_asks_for_too_much_patience_is_left(served: Served) -> None:
     served.hub.faults.append(Fault("file.bin", 1, 429, {"Retry-After": "3600"}))
     error = served.error()
-    assert "the server asks to wait 3600 s: the file: the server answered 429" in str(error)
+    assert "the server asks to wait 3600 s: the server answered 429" in str(error)
     assert served.requests == 1
 
 
@@ -283,7 +289,7 @@ def test_a_server_that_is_not_there_is_told(served: Served) -> None:
     served.hub.url = "http://127.0.0.1:9"
     error = served.error()
     assert isinstance(error, TransientStoreError)
-    assert "given up after 4 tries in 0 s: the file: the connection failed (ConnectError" in str(error)
+    assert "given up after 4 tries in 0 s: the connection failed (ConnectError" in str(error)
 
 
 # Answers that cannot be trusted

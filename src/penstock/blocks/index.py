@@ -52,6 +52,25 @@ def index_of_lines(lines: Iterable[bytes]) -> bytes:
     return builder.to_bytes()
 
 
+def index_bytes(sample_count: int) -> int:
+    """How long the index of a block is."""
+    return _HEADER_BYTES + (sample_count + 1) * _ENTRY.itemsize
+
+
+def check_index(storage: Storage, index_file: str, sample_count: int, size_bytes: int) -> None:
+    """Refuse an index that is not of a block with so many samples and bytes."""
+    head = _range(storage, index_file, 0, _HEADER_BYTES)
+    end = index_bytes(sample_count)
+    last = _range(storage, index_file, end - _ENTRY.itemsize, end + 1)
+    count = int.from_bytes(head[8:], "little")
+    told = int.from_bytes(last[:8], "little") if len(last) == _ENTRY.itemsize else -1
+    if head[:8] != _MAGIC or count != sample_count or told != size_bytes:
+        raise CorruptBlockError(
+            f"{storage.url}/{index_file} is not the index of a block with {sample_count} samples and {size_bytes} "
+            f"bytes, as the manifest has it: {_advice(storage)}"
+        )
+
+
 def read_index(storage: Storage, index_file: str) -> np.ndarray:
     """All entries of an index, with fields ``offset`` and ``crc``; one more than samples."""
     raw = _range(storage, index_file, 0, 1 << 62)

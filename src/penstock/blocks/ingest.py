@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,8 +12,9 @@ from penstock.blocks.journal import PREFIX, BlockMarker, Journal
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, DatasetHeader, Manifest, SkippedRow
 from penstock.blocks.request import IngestRequest, OnBadRow
 from penstock.blocks.store import read_manifest
+from penstock.blocks.verify import damage_of
 from penstock.blocks.writer import BlockWriter
-from penstock.errors import BadRowError, BlockStoreError, differences
+from penstock.errors import BadRowError, BlockStoreError, CorruptBlockError, differences
 from penstock.sources import (
     BadRow,
     Cursor,
@@ -23,6 +25,8 @@ from penstock.sources import (
     set_tokenless_rows_aside,
 )
 from penstock.storage import Storage, open_storage
+
+_log = logging.getLogger(__name__)
 
 WRITER = PREFIX + "writer"
 """Name of the lock that a store's writer holds."""
@@ -103,6 +107,11 @@ def ingest(
     )
     storage = open_storage(dest)
     if isinstance(source, str | os.PathLike):
+        if (finished := request.finished(source, storage)) is not None:
+            _refuse_damaged(storage, finished)
+            if on_progress is not None:
+                on_progress(_progress_of(finished))
+            return finished
         source = request.open(source, storage)
     return run_ingest(storage, source, request.header(source), on_bad_row, on_progress)
 
@@ -160,6 +169,7 @@ class _Ingest:
         self._entries: list[BlockEntry] = []
         self._writer: BlockWriter | None = None
         self._cursor = Cursor()
+        self._first_file = 0
         self._skipped_count = 0
         self._skipped: list[SkippedRow] = []
         self._listed_before = 0
@@ -189,6 +199,7 @@ class _Ingest:
     def _already_complete(self) -> Manifest:
         manifest = read_manifest(self._storage)
         self._refuse_other(manifest.header)
+        _refuse_damaged(self._storage, manifest)
         self._journal.remove()
         self._entries = manifest.blocks
         self._skipped_count = manifest.skipped_count
@@ -207,14 +218,36 @@ class _Ingest:
             return
         self._refuse_other(begun)
         self._header = begun
-        markers = self._journal.markers()
+        markers = self._sound(self._journal.markers())
         self._entries = [marker.entry for marker in markers]
         self._skipped = [row for marker in markers for row in marker.skipped_rows]
         self._listed_before = len(self._skipped)
         if markers:
             self._cursor = markers[-1].cursor
+            self._first_file = self._cursor.file
             self._skipped_count = markers[-1].skipped_count
         self._report("resumed", self._cursor)
+
+    def _sound(self, markers: list[BlockMarker]) -> list[BlockMarker]:
+        """The first blocks of an ingest begun before that are still what they were, from files that are; drops the
+        others, to write them again."""
+        first_file = 0
+        for number, marker in enumerate(markers):
+            problem = damage_of(self._storage, marker.entry)
+            stamp = self._source.stamp(first_file, marker.cursor.file)
+            if not problem and marker.stamp is not None and stamp != marker.stamp:
+                problem = "the files it was read from were written since"
+            if problem:
+                _log.warning(
+                    "%s: block %d and what follows is written again: %s",
+                    self._storage.url,
+                    marker.entry.block_id,
+                    problem,
+                )
+                self._journal.forget(markers[number:])
+                return markers[:number]
+            first_file = marker.cursor.file
+        return markers
 
     def _refuse_other(self, theirs: DatasetHeader) -> None:
         got, expected = asdict(self._header), asdict(theirs)
@@ -289,9 +322,16 @@ class _Ingest:
         entry = writer.finish()
         listed = self._skipped[self._listed_before :]
         self._journal.record(
-            BlockMarker(entry=entry, cursor=cursor, skipped_count=self._skipped_count, skipped_rows=listed)
+            BlockMarker(
+                entry=entry,
+                cursor=cursor,
+                skipped_count=self._skipped_count,
+                skipped_rows=listed,
+                stamp=self._source.stamp(self._first_file, cursor.file),
+            )
         )
         self._listed_before = len(self._skipped)
+        self._first_file = cursor.file
         self._entries.append(entry)
 
     def _note_skipped(self, row: BadRow) -> None:
@@ -323,3 +363,22 @@ class _Ingest:
                 bytes_total=total,
             )
         )
+
+
+def _refuse_damaged(storage: Storage, manifest: Manifest) -> None:
+    for entry in manifest.blocks:
+        if problem := damage_of(storage, entry):
+            raise CorruptBlockError(
+                f"{storage.url} is complete, but {problem}: restore it, or ingest again into a new folder"
+            )
+
+
+def _progress_of(finished: Manifest) -> IngestProgress:
+    return IngestProgress(
+        state="already complete",
+        samples=finished.total_samples,
+        blocks=finished.total_blocks,
+        skipped=finished.skipped_count,
+        bytes_read=None,
+        bytes_total=None,
+    )

@@ -6,7 +6,7 @@ cannot append. A marker is written after its block and index, so a marked block 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -33,6 +33,8 @@ class BlockMarker:
     """Bad rows left out of the whole data set up to here."""
     skipped_rows: list[SkippedRow] = field(default_factory=list)
     """Those of this block, as far as they are listed."""
+    stamp: str | None = None
+    """`Source.stamp` of the files this block was read from."""
 
 
 class Journal:
@@ -61,6 +63,13 @@ class Journal:
         while (marker := self.marker(len(found))) is not None:
             found.append(marker)
         return found
+
+    def forget(self, markers: Sequence[BlockMarker]) -> None:
+        """Drop the last blocks of an ingest under way, the latest first: a crash in between leaves a journal."""
+        for marker in reversed(markers):
+            self._storage.delete(_key(marker.entry.block_id))
+            self._storage.delete(marker.entry.file)
+            self._storage.delete(marker.entry.index_file)
 
     def remove(self) -> None:
         """Drop the journal once the manifest stands; the header last, so that a crash in between is seen."""
@@ -91,4 +100,5 @@ def _marker_from(fields: dict[str, Any]) -> BlockMarker:
         cursor=Cursor(**fields["cursor"]),
         skipped_count=fields["skipped_count"],
         skipped_rows=[SkippedRow(**row) for row in fields["skipped_rows"]],
+        stamp=fields.get("stamp"),
     )

@@ -15,10 +15,10 @@ from penstock.blocks.cache import ChunkCache
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import BlockEntry, Manifest
 from penstock.blocks.raw import RawDataset, is_block_store, resolve_raw
-from penstock.blocks.request import IngestRequest
+from penstock.blocks.request import IngestRequest, OnBadRow
 from penstock.blocks.store import BlockStore, finished_manifest, parse_lines
-from penstock.errors import BlockStoreError, ConfigError
-from penstock.sources import text_of, tokens_of
+from penstock.errors import BlockStoreError, ConfigError, CorruptBlockError
+from penstock.sources import ReadOptions, text_of, tokens_of
 from penstock.storage import LocalStorage
 from penstock.types import BlockFacts, DatasetIdentity
 
@@ -78,6 +78,9 @@ class BlockManager:
         cache_bytes: int | None = None,
         prefetch: bool = True,
         wait_timeout_s: float = 1800.0,
+        text_column: str | None = None,
+        on_bad_row: OnBadRow = "stop",
+        encoding: str | None = None,
     ) -> None:
         """Remember where the data set is.
 
@@ -88,6 +91,9 @@ class BlockManager:
             cache_bytes: How much of the chunks' stored bytes stays in memory; room for about ten where not given.
             prefetch: Whether the next chunk is read ahead.
             wait_timeout_s: How long to wait for a block of a raw data set while nothing moves.
+            text_column: Of a raw data set; found by name where not given.
+            on_bad_row: What to do with a raw data set's bad rows: ``stop`` or ``skip``.
+            encoding: Of a raw data set's text files; UTF-8 where not given.
         """
         _check_chunk_size(dataset_chunk_size)
         if samples_per_block < 1:
@@ -100,13 +106,20 @@ class BlockManager:
         self.cache_bytes = cache_bytes
         self.prefetch = prefetch
         self.wait_timeout_s = wait_timeout_s
+        self._request = IngestRequest(
+            block_size=samples_per_block,
+            text_column=text_column,
+            on_bad_row=on_bad_row,
+            options=ReadOptions(encoding=encoding),
+        )
         self._lock = threading.Lock()
         self._raw: RawDataset | None = None
         self._opened: _Opened | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        names = ("cache_bytes", "prefetch", "wait_timeout_s")
-        chosen = {name: getattr(self, name) for name in names}
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("cache_bytes", "prefetch", "wait_timeout_s")}
+        chosen |= {name: getattr(self._request, name) for name in ("text_column", "on_bad_row")}
+        chosen["encoding"] = self._request.options.encoding
         # What a raw source turned out to be goes along: another process must not resolve it to a newer version.
         return _rebuild, (self.dataset_path, self.samples_per_block, self.dataset_chunk_size, chosen, self._raw)
 
@@ -185,7 +198,7 @@ class BlockManager:
         start, stop = self._bounds(block_id, chunk_id, size)
         opened = self._open()
         store = opened.store
-        data = opened.cache.get((block_id, start, stop), lambda: store.samples(block_id, start, stop))
+        data = opened.cache.get((block_id, start, stop), lambda: self._samples(store, block_id, start, stop))
         if self.prefetch:
             self._prefetch_behind(opened, block_id, stop, size)
         return parse_lines(data, store.block(block_id), start, stop)
@@ -275,7 +288,18 @@ class BlockManager:
             block_id, start = block_id + 1, 0
         if block_id < len(blocks):
             stop = min(start + size, blocks[block_id].sample_count)
-            opened.cache.prefetch((block_id, start, stop), lambda: store.samples(block_id, start, stop))
+            opened.cache.prefetch((block_id, start, stop), lambda: self._samples(store, block_id, start, stop))
+
+    def _samples(self, store: BlockStore, block_id: int, start: int, stop: int) -> bytes:
+        try:
+            return store.samples(block_id, start, stop)
+        except CorruptBlockError as error:
+            if self._raw is None:
+                raise
+            raise CorruptBlockError(
+                f"{error}; it is in the cache, made from {self._raw.spec}: delete {self._raw.store_path}, and it is "
+                "made anew"
+            ) from error
 
     @property
     def _store(self) -> BlockStore:
@@ -285,7 +309,7 @@ class BlockManager:
         with self._lock:
             if self._opened is None or self._opened.pid != os.getpid():  # threads do not come along when forked
                 if self._raw is None and not is_block_store(self.dataset_path):
-                    self._raw = resolve_raw(self.dataset_path, IngestRequest(block_size=self.samples_per_block))
+                    self._raw = resolve_raw(self.dataset_path, self._request)
                 store, background = (
                     (BlockStore.open(self.dataset_path), None) if self._raw is None else self._begin(self._raw)
                 )

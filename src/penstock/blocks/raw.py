@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from penstock.blocks.ingest import IngestProgress, run_ingest
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import DatasetHeader
 from penstock.blocks.request import IngestRequest
 from penstock.blocks.store import finished_manifest
-from penstock.errors import BlockStoreError, SourceError
+from penstock.errors import BlockStoreError, SourceError, StorageError
 from penstock.sources import Source, open_source
 from penstock.storage import LocalStorage, open_storage
+
+_log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 
@@ -60,10 +67,30 @@ def is_block_store(path: str) -> bool:
 
 
 def resolve_raw(spec: str, request: IngestRequest, cache: Path | None = None) -> RawDataset:
-    """Find out what a raw source is, and which block store in the cache it becomes. Reads its first rows."""
+    """Find out what a raw source is, and which block store in the cache it becomes. Reads its first rows.
+
+    A Hub that cannot be reached is no reason to stop where the whole data set is in the cache: then that is taken, with
+    a warning.
+    """
     root = (cache or cache_folder()).expanduser().absolute() / "blocks"
+    known = LocalStorage(root.parent / "specs")
+    key = hashlib.sha256(repr((spec, request)).encode()).hexdigest()[:32] + ".json"
     try:
-        source = open_source(spec, exclude=root, options=request.options, want_text=not request.no_text)
+        raw = _resolve(spec, request, root)
+    except (SourceError, StorageError) as error:
+        kept = _kept(spec, request, known, key) if spec.startswith("hf://") else None
+        if kept is None:
+            raise
+        _log.warning("%s: taking the copy in the cache, of commit %s: %s", spec, kept.header.revision, error)
+        return kept
+    if spec.startswith("hf://"):
+        known.put(key, orjson.dumps({"spec": spec, "store": raw.store_path.name}))
+    return raw
+
+
+def _resolve(spec: str, request: IngestRequest, root: Path) -> RawDataset:
+    try:
+        source = open_source(spec, exclude=root, options=request.options, want_text=request.wants_text)
     except SourceError as error:
         if spec.startswith("hf://"):
             raise
@@ -73,8 +100,21 @@ def resolve_raw(spec: str, request: IngestRequest, cache: Path | None = None) ->
         ) from error
     header = request.header(source)
     name = re.sub(r"[^\w.-]", "_", header.dataset_name)[:60]
-    digest = header.dataset_id.removeprefix("sha256:")[:16]
+    # A file that was written again is another one here, though its size and its ends are the same.
+    told = f"{header.dataset_id} {source.stamp(0, sys.maxsize)}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
     return RawDataset(spec=spec, store_path=root / f"{name}-{digest}", header=header, request=request)
+
+
+def _kept(spec: str, request: IngestRequest, known: LocalStorage, key: str) -> RawDataset | None:
+    """The finished store that a spec became before."""
+    if not known.exists(key):
+        return None
+    store_path = known.root.parent / "blocks" / str(orjson.loads(known.get(key))["store"])
+    manifest = finished_manifest(LocalStorage(store_path))
+    if manifest is None:
+        return None
+    return RawDataset(spec=spec, store_path=store_path, header=manifest.header, request=request)
 
 
 def prepare_blocks(

@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 
 from penstock.blocks.journal import Journal
-from penstock.blocks.manifest import DatasetHeader
+from penstock.blocks.manifest import DatasetHeader, Manifest
 from penstock.blocks.store import finished_manifest
 from penstock.errors import ConfigError, SourceError
 from penstock.sources import Cursor, ReadOptions, Source, open_source, pick_columns
@@ -52,8 +52,29 @@ class IngestRequest:
             exclude=dest.root if isinstance(dest, LocalStorage) else None,
             options=self.options,
             pinned=pinned,
-            want_text=not self.no_text and not self.text_column and not self.token_column,
+            want_text=self.wants_text,
         )
+
+    @property
+    def wants_text(self) -> bool:
+        """Whether text is expected without the user having said where."""
+        return not self.no_text and not self.text_column and not self.token_column
+
+    def finished(self, spec: str | os.PathLike[str], dest: Storage) -> Manifest | None:
+        """What is at `dest`, where that is this very Hub data set, complete: a commit does not change, so the Hub need
+        not be asked."""
+        found = finished_manifest(dest)
+        if found is None or found.header.revision is None or found.header.source != os.fspath(spec):
+            return None
+        theirs = found.header
+        shape = (theirs.block_size, theirs.block_bytes) == (self.block_size, self.block_bytes)
+        columns = (self.no_text, self.text_column, self.token_column) in (
+            (False, None, None),
+            (False, theirs.text_column, theirs.token_column),
+            (theirs.text_column is None and theirs.token_column is None, None, None),
+        )
+        named = self.dataset_name in (None, theirs.dataset_name)
+        return found if shape and columns and named and self.options == ReadOptions() else None
 
     def header(self, source: Source) -> DatasetHeader:
         """The data set's identity: known before its first block. Reads the first rows, to find the columns."""

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from penstock.blocks.index import read_samples
+from penstock.blocks.index import check_index, read_samples
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, Manifest
 from penstock.errors import BlockStoreError, CorruptBlockError, ObjectNotFound
@@ -22,12 +22,14 @@ class BlockStore:
     """An open block store, complete or still growing. Safe for threads; pickles to spawned processes.
 
     Memory: the manifest. A range costs one read of the index and one of the block, the same for the first sample of a
-    block as for the last.
+    block as for the last, and once a block a look at whether its index is the one the manifest means.
     """
 
     def __init__(self, storage: Storage, manifest: Manifest) -> None:
         self.storage = storage
         self.manifest = manifest
+        self._known: set[int] = set()
+        """Blocks whose index is of the size that the manifest says."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> BlockStore:
@@ -71,6 +73,9 @@ class BlockStore:
                 f"samples {start} to {stop} are not in block {block_id}: "
                 f"expected 0 <= start <= stop <= {entry.sample_count}"
             )
+        if block_id not in self._known:
+            check_index(self.storage, entry.index_file, entry.sample_count, entry.size_bytes)
+            self._known.add(block_id)
         return read_samples(self.storage, entry.file, entry.index_file, start, stop) if stop > start else b""
 
 

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.blocks.index import IndexBuilder
+from penstock.blocks.index import IndexBuilder, index_bytes
 from penstock.blocks.manifest import BlockEntry
 from penstock.blocks.store import BlockStore
 from penstock.errors import ObjectNotFound, StorageError
+from penstock.storage import Storage
 
 _PIECE_BYTES = 1 << 20
 
@@ -26,6 +27,18 @@ def verify_blocks(store: BlockStore) -> Iterator[tuple[BlockEntry, list[Damage]]
     """Read every block once, in order; yield it with what is wrong with it. Memory: one block's index."""
     for entry in store.manifest.blocks:
         yield entry, list(_damages(store, entry))
+
+
+def damage_of(storage: Storage, entry: BlockEntry) -> str | None:
+    """What is wrong with a block as far as sizes tell; None where nothing is. Two looks, no reading."""
+    for file, expected in ((entry.file, entry.size_bytes), (entry.index_file, index_bytes(entry.sample_count))):
+        try:
+            size = storage.head(file).size_bytes
+        except ObjectNotFound:
+            return f"{file} is missing"
+        if size != expected:
+            return f"{file} has {size} bytes, expected {expected}"
+    return None
 
 
 def _damages(store: BlockStore, entry: BlockEntry) -> Iterator[Damage]:

@@ -99,6 +99,11 @@ class Source(Protocol):
         """The version being read, where the spec alone would mean another one tomorrow: a Hub repository's commit."""
         ...
 
+    def stamp(self, first: int, last: int) -> str | None:
+        """Another one whenever one of the files from the first-th to the last-th was written since it was read: what
+        `revision` cannot see without reading all of them. None where files cannot change."""
+        ...
+
     def revision(self) -> dict[str, Any]:
         """What identifies this very content without reading all of it; JSON."""
         ...

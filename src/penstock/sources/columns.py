@@ -43,7 +43,11 @@ def pick_text_column(rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
             return name
     if any(isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str) for row in rows):
         return INSTRUCTION_COLUMNS
-    raise SourceError(f"no text column found among {_listed(columns)}: name it with --text-column")
+    held = {name: type(row[name]).__name__ for row in rows for name in TEXT_COLUMNS if row.get(name) is not None}
+    told = "".join(f"; {name!r} holds {kind}, expected a string" for name, kind in held.items())
+    raise SourceError(
+        f"no text column found among {_listed(columns)}{told}: name it with --text-column, or pass --no-text"
+    )
 
 
 def pick_columns(

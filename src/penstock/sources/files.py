@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, BinaryIO, cast
@@ -34,6 +34,9 @@ class FileSource:
         self._options = options or ReadOptions()
         self._sizes: list[int] | None = None
         self._open: tuple[int, BinaryIO] | None = None
+        self._opened_as: dict[str, ObjectInfo] = {}
+        self._identified: dict[str, int] = {}
+        """Sizes that went into the revision."""
         for key in keys:
             refuse_unknown(key)
 
@@ -54,9 +57,15 @@ class FileSource:
         a changed source."""
         companions = [self._index_of(key) for key in self._keys]
         files = [probe(self._storage, key, self._spec) for key in [*self._keys, *filter(None, companions)]]
+        self._identified = {file["name"]: file["size_bytes"] for file in files}
         # Only what differs from the usual is told, so that an option added later changes no identity.
         chosen = {name: value for name, value in asdict(self._options).items() if value}
         return {"kind": "files", "files": files, **({"options": chosen} if chosen else {})}
+
+    def stamp(self, first: int, last: int) -> str | None:
+        """Of the files as they were when they were opened."""
+        keys = self._keys[first : last + 1]
+        return stamp_of(self._opened_as.get(key) or self._head(key) for key in keys)
 
     def batches(self, cursor: Cursor) -> Iterator[RowBatch]:
         for index in range(cursor.file, len(self._keys)):
@@ -81,6 +90,9 @@ class FileSource:
     def _read_file(self, index: int, start: Cursor) -> Iterator[RowBatch]:
         key = self._keys[index]
         to_skip = start.skip
+        before = self._opened_as[key] = self._head(key)
+        if before.size_bytes != self._identified.get(key, before.size_bytes):
+            raise _changed(key)
         try:
             with self._storage.reader(key) as raw:
                 file = cast(BinaryIO, _Counted(raw)) if reads_about(key) else raw
@@ -91,6 +103,9 @@ class FileSource:
                         yield batch
         except StorageError as error:
             raise SourceError(f"{key}: cannot be read: {error}") from error
+        after = self._head(key)
+        if (after.size_bytes, after.modified) != (before.size_bytes, before.modified):
+            raise _changed(key)
         if to_skip:
             raise SourceError(f"{key} ended {to_skip} rows before the place to continue from: the file has changed")
 
@@ -127,6 +142,19 @@ def probe(storage: ReadableStorage, key: str, spec: str) -> dict[str, Any]:
         head = storage.get_range(key, 0, min(size, _PROBE_BYTES))
         tail = storage.get_range(key, max(0, size - _PROBE_BYTES), size)
     return {"name": key, "size_bytes": size, "probe": hashlib.sha256(head + tail).hexdigest()}
+
+
+def stamp_of(files: Iterable[ObjectInfo]) -> str | None:
+    """See `Source.stamp`."""
+    told = [f"{file.key} {file.size_bytes} {file.modified}" for file in files if file.modified is not None]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:32] if told else None
+
+
+def _changed(key: str) -> SourceError:
+    return SourceError(
+        f"{key} was written while it was read: what was read of it may be of neither version; wait until it is whole, "
+        "or copy it, and ingest again"
+    )
 
 
 @contextmanager

@@ -52,6 +52,11 @@ def _repository(spec: HubSpec, pinned: str | None) -> ReadableStorage:
     try:
         return open_hub_repository(spec.name, pinned or spec.revision)
     except ObjectNotFound as error:
+        if pinned is not None:
+            raise SourceError(
+                f"{spec.text}: the commit this ingest began with, {pinned}, is gone from the Hub ({error}): "
+                "ingest the newest into a new folder"
+            ) from error
         raise SourceError(f"{spec.text}: {error}: check the spelling of its name and revision") from error
     except StorageError as error:
         raise SourceError(f"{spec.text}: {error}") from error

@@ -9,7 +9,7 @@ import orjson
 
 from penstock.sources.base import BadRow, Cursor, RowBatch
 from penstock.sources.lines import line_groups
-from penstock.sources.values import json_kind
+from penstock.sources.values import json_kind, why_not_json
 
 
 def read_jsonl(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]:
@@ -24,7 +24,7 @@ def read_jsonl(file: BinaryIO, name: str, start: Cursor) -> Iterator[RowBatch]:
             except orjson.JSONDecodeError as error:
                 if line.strip():
                     batch.bad.append(
-                        BadRow(before=len(lines), position=f"{name}:{number}", reason=f"not JSON: {error}")
+                        BadRow(before=len(lines), position=f"{name}:{number}", reason=why_not_json(line, error))
                     )
                 continue
             if type(value) is not dict:

@@ -38,13 +38,15 @@ def open_source(
         want_text: Refuse what is known to hold no text.
     """
     text = os.fspath(spec)
+    if not text:
+        raise SourceError("the source is empty: expected a file, a folder, a glob or hf://name[:config[:split]]")
     if text.startswith(SCHEME):
         from penstock.sources.hub import open_hub
 
         return open_hub(text, options=options, pinned=pinned, want_text=want_text)
-    if "://" in text:
+    if "://" in text and not text.startswith("file://"):
         raise SourceError(f"{text}: expected a file, a folder, a glob or hf://name[:config[:split]]")
-    path = Path(text)
+    path = Path(text.removeprefix("file://"))
     if text.startswith("~/"):
         path = path.expanduser()
     if path.is_file():
@@ -59,10 +61,22 @@ def open_source(
     if glob.has_magic(text):
         root = Path(*_fixed_parts(path))
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute patterns
+        if "**" in path.parts:
+            found = _each_once(found)
         if any(file.is_file() for file in found):
             return _from_folder(text, root, found, exclude, options, only_known=False)
         raise SourceError(f"{text}: the pattern matches no file")
+    if path.exists():
+        raise SourceError(f"{text}: not a regular file: save what it gives to a file first")
     raise SourceError(f"{text}: no such file or folder")
+
+
+def _each_once(found: list[Path]) -> list[Path]:
+    """Without files met again through a linked folder: ** follows links, in circles too."""
+    first: dict[str, Path] = {}
+    for path in sorted(found, key=lambda path: (len(path.parts), path)):
+        first.setdefault(os.path.realpath(path), path)
+    return sorted(first.values())
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -71,6 +85,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
     for inner, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        if Path(inner) != folder and ("block_manifest.json" in names or ".ingest" in os.listdir(inner)):  # noqa: PTH208
+            _log.warning("%s: left out: it is a block store; name it as a data set of its own", inner)
+            folders.clear()
+            continue
         for linked in (path for path in (Path(inner, name) for name in folders) if path.is_symlink()):
             _log.warning("%s: left out: a linked folder is not followed; name it as a source of its own", linked)
         for name in names:
@@ -93,7 +111,7 @@ def _from_folder(
     unread: Counter[str] = Counter()
     for path in found:
         is_readable = path.is_file() or (path.is_symlink() and not path.exists())  # a broken link is told, not left out
-        if not is_readable or (barred and path.resolve().is_relative_to(barred)):
+        if not is_readable or (barred and Path(os.path.realpath(path)).is_relative_to(barred)):
             continue
         inside = path.relative_to(root)
         if any(part.startswith(".") for part in inside.parts):

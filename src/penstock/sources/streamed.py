@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import SourceError
 from penstock.sources.base import Cursor, RowBatch
 from penstock.sources.columnar import BATCH_ROWS, rows_of
-from penstock.sources.files import probe
+from penstock.sources.files import probe, stamp_of
 from penstock.sources.hub_files import Chosen, repository_path
 from penstock.storage import HubStorage, ReadableStorage
 from penstock.storage.web import redacted
@@ -34,6 +34,9 @@ class StreamedSource:
     @property
     def pinned(self) -> str | None:
         return self._storage.commit if isinstance(self._storage, HubStorage) else None
+
+    def stamp(self, first: int, last: int) -> str | None:
+        return stamp_of(self._storage.head(key) for key in self._chosen.keys)
 
     def revision(self) -> dict[str, Any]:
         chosen = self._chosen

@@ -30,6 +30,18 @@ def json_line(row: dict[str, Any], *, finite: bool = True) -> bytes:
     return orjson.dumps(row if finite else _spelled(row), default=_encode, option=_OPTIONS)
 
 
+def why_not_json(line: bytes, error: orjson.JSONDecodeError) -> str:
+    """Why a line is no JSON, in words that help."""
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        return f"not UTF-8: byte 0x{line[wrong.start]:02x} at offset {wrong.start}: name its encoding with --encoding"
+    word = next((word for word in (b"NaN", b"Infinity") if word in line), None)
+    if word is not None and "unexpected character" in str(error):
+        return f"not JSON: {word.decode()} is no number in JSON: {error}"
+    return f"not JSON: {error}"
+
+
 def json_kind(value: object) -> str:
     """What JSON calls a value that was parsed."""
     kinds = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, runtime_checkable
 
 
@@ -16,6 +16,8 @@ class ObjectInfo:
     size_bytes: int
     version: str | None = None
     """What the store calls this very content (a blob's hash, an ETag); None where it has no name for it."""
+    modified: str | None = field(default=None, compare=False)
+    """Another one whenever the object was written again; says nothing across machines. None where it cannot change."""
 
 
 class ObjectWriter(Protocol):

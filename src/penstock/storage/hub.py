@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import httpx2
 
 _BUFFER_BYTES = 256 << 10
+_SHA256_LENGTH = 64
 _DENIED = (
     "the repository does not exist, or it is private or gated: check its name, ask for access on its page, "
     "and log in with `hf auth login` or set HF_TOKEN"
@@ -66,7 +68,9 @@ class HubStorage:
             start=start,
             when_denied=_DENIED,
         )
-        return cast(BinaryIO, io.BufferedReader(raw, _BUFFER_BYTES))
+        has_hash = len(self.head(key).version or "") == _SHA256_LENGTH
+        checked = _Checked(raw, self.head(key)) if start == 0 and has_hash else raw
+        return cast(BinaryIO, io.BufferedReader(checked, _BUFFER_BYTES))
 
     def head(self, key: str) -> ObjectInfo:
         found = self.files.get(key)
@@ -81,6 +85,47 @@ class HubStorage:
         for key in sorted(self.files):
             if key.startswith(prefix):
                 yield self.files[key]
+
+
+class _Checked(io.RawIOBase):
+    """A large file of the Hub, which lists its SHA-256: compared with it where it is read from start to end."""
+
+    def __init__(self, inner: WebFile, info: ObjectInfo) -> None:
+        super().__init__()
+        self._inner = inner
+        self._info = info
+        self._next = 0
+        self._digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._inner.seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        place = self._inner.tell()
+        count = self._inner.readinto(buffer)
+        if place == self._next:
+            self._digest.update(memoryview(buffer).cast("B")[:count])
+            self._next += count
+            is_whole = self._next == self._info.size_bytes and count
+            if is_whole and self._digest.hexdigest() != self._info.version:
+                raise StorageError(
+                    f"{self._info.key}: its bytes are not those the Hub lists (SHA-256 {self._digest.hexdigest()}, "
+                    f"expected {self._info.version}): a proxy or a mirror may have changed it; try another endpoint"
+                )
+        return count
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
 
 
 def open_hub_repository(name: str, revision: str | None = None, *, endpoint: str | None = None) -> HubStorage:

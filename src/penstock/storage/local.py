@@ -81,7 +81,7 @@ class LocalStorage:
             found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise ObjectNotFound(f"{path} is not a file: expected an object there")
-        return ObjectInfo(key, found.st_size)
+        return ObjectInfo(key, found.st_size, modified=f"{found.st_mtime_ns}-{found.st_ino}")
 
     def exists(self, key: str) -> bool:
         try:

@@ -20,7 +20,9 @@ from penstock.errors import ConfigError, TransientStoreError
 
 _log = logging.getLogger(__name__)
 _SAID_FROM_S = 5.0
-"""A wait this long is told; shorter ones are nobody's business."""
+"""Once so long was waited in all, it is told; less is nobody's business."""
+PROGRESS_BYTES = 1 << 20
+"""How much must have arrived after a failure for it to be forgotten."""
 
 T = TypeVar("T")
 
@@ -64,11 +66,16 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
     failures: int = 0
     began_at: float | None = None
+    waited_s: float = 0.0
+    arrived_bytes: int = 0
 
-    def refresh(self) -> None:
-        """Something arrived: what failed before does not count any more."""
-        self.failures = 0
-        self.began_at = None
+    def refresh(self, size_bytes: int) -> None:
+        """Something arrived. Once that is enough to speak of, what failed before does not count any more: a server that
+        breaks off after every few bytes is one that fails."""
+        if self.failures:
+            self.arrived_bytes += size_bytes
+            if self.arrived_bytes >= PROGRESS_BYTES:
+                self.failures, self.began_at, self.waited_s, self.arrived_bytes = 0, None, 0.0, 0
 
     def spend(self, error: TransientStoreError) -> None:
         """Wait before the next try, or raise where there is none left."""
@@ -80,13 +87,15 @@ class Patience:
         left_s = self.budget.deadline_s - (now - self.began_at)
         if self.failures >= self.budget.attempts or wait_s > left_s:
             waits = f", and the server asks to wait {error.retry_after_s:.0f} s" if error.retry_after_s else ""
+            told = str(error).removeprefix(f"{self.what}: ")
             raise TransientStoreError(
-                f"{self.what}: given up after {self.failures} tries in {now - self.began_at:.0f} s{waits}: {error}: "
-                "run the same command again later; what was finished is kept",
+                f"{self.what}: given up after {self.failures} tries in {now - self.began_at:.0f} s{waits}: {told}: "
+                "run the same command again later",
                 retry_after_s=error.retry_after_s,
             ) from error
-        if wait_s >= _SAID_FROM_S:
-            _log.warning("%s: %s: trying again in %.0f s", self.what, error, wait_s)
+        self.waited_s += wait_s
+        if self.waited_s >= _SAID_FROM_S:
+            _log.warning("%s: trying again in %.0f s", error, wait_s)
         self.sleep(wait_s)
 
 

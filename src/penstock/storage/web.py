@@ -138,7 +138,7 @@ class WebFile(io.RawIOBase):
             wanted[:count] = piece[:count]
             self._piece = piece[count:]
             self._position += count
-            self._patience.refresh()
+            self._patience.refresh(count)
             return count
 
     def close(self) -> None:
