@@ -87,7 +87,7 @@ def run_stress(
     try:
         while any(worker.poll() is None for worker in workers):
             assert time.monotonic() < deadline, open_at(url, chunks).status()
-            time.sleep(random.uniform(0.05, 0.6))
+            time.sleep(random.uniform(0.02, 0.3))
             living = [index for index, worker in enumerate(workers) if worker.poll() is None]
             if living and killed < kills:
                 victim = random.choice(living)

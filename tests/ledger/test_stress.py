@@ -31,7 +31,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_workers_killed_at_random_train_every_chunk_once(url: str, tmp_path: Path) -> None:
     (tmp_path / "learned").mkdir()
-    assert run_stress(url, tmp_path / "learned", chunks=300, epochs=2, processes=3, threads=2, kills=4, timeout_s=120)
+    assert run_stress(url, tmp_path / "learned", chunks=1_500, epochs=2, processes=3, threads=2, kills=4, timeout_s=120)
 
 
 @pytest.mark.soak

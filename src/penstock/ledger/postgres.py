@@ -273,7 +273,7 @@ class PostgresDatabase:
                     connect_timeout=_CONNECT_S,
                     application_name="penstock",
                     options=f"-c search_path={self._schema} -c synchronous_commit=on "
-                    f"-c statement_timeout={_STATEMENT_S * 1000} -c timezone=UTC",
+                    f"-c statement_timeout={_STATEMENT_S * 1000} -c timezone=UTC -c plan_cache_mode=force_generic_plan",
                     keepalives_idle=10,
                     keepalives_interval=5,
                     keepalives_count=3,

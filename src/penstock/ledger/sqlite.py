@@ -26,6 +26,8 @@ _LOG_POLL_S = 0.01
 _PAGE_BYTES = 1024
 """Rows are small and a transaction changes one: a page of the usual 4096 bytes is copied and checked for nothing."""
 _LOG_PAGES = 4000
+_LOOKS = 4
+"""How often a claim looks for a chunk without the write lock before it looks under it."""
 _SMALLEST_BYTES = 512  # SQLite would take a smaller file for an empty database, and overwrite it
 _RENEW = frequent.RENEW.format(now="?")
 _NO_DATABASE = "{path} is not a ledger: it is no SQLite file; move it away or name another run"
@@ -149,18 +151,28 @@ class SqliteDatabase:
         look = (*self._looked, session_id, self.now(), self.boot_id(), count)
         try:
             run = self._connection().execute
-            found = run(frequent.SQLITE_OPEN, look).fetchall()
-            if not found:
-                return found
-            if len(found) == 1 and self._lease(run, session_id, found[0]):
-                self._looked = found[0][8], found[0][2] + 1
-                reach("ledger.after_transaction", "claim")
-                return found
-            with self._changing("claim", durable=False):  # somebody was faster, or several are to be had at once
+            for _ in range(_LOOKS if count == 1 else 0):
                 found = run(frequent.SQLITE_OPEN, look).fetchall()
-                return [row for row in found if self._lease(run, session_id, row)]
+                if not found or self._lease(run, session_id, found[0]):
+                    return self._claimed(found)
+                # Somebody was faster. A look under the lock would find the chunk for certain, and hold up all others.
+            run("BEGIN IMMEDIATE")
+            try:
+                found = run(frequent.SQLITE_OPEN, look).fetchall()
+                found = [row for row in found if self._lease(run, session_id, row)]
+            except BaseException:
+                run("ROLLBACK")
+                raise
+            run("COMMIT")
+            return self._claimed(found)
         except (sqlite3.Error, OSError) as error:
             raise self._given_up(error) from error
+
+    def _claimed(self, found: list[Any]) -> list[Any]:
+        if found:
+            self._looked = found[0][8], found[-1][2] + 1
+            reach("ledger.after_transaction", "claim")
+        return found
 
     @staticmethod
     def _lease(run: Callable[..., sqlite3.Cursor], session_id: int, found: tuple[int, ...]) -> bool:
