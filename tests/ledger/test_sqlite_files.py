@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from equipment.processes import pickled, python, run
+from equipment.processes import held_open, pickled, python, run
 from ledger.clocked import SqliteStage
 from ledger.stage import IDENTITY, TESTS, claim, join, learn_all, seen
 from penstock.errors import LedgerError, LedgerMismatch
@@ -128,6 +128,29 @@ def test_a_database_that_bears_no_mark_is_refused_and_left_as_it_is(stage: Sqlit
             _use(stage, reading=reading)
     assert stage.path.read_bytes() == before
     assert list(stage.path.parent.iterdir()) == [stage.path]
+
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_ledger_that_another_process_has_locked_is_told_and_left_as_it_is(
+    stage: SqliteStage, written: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ledger.sqlite._BUSY_TIMEOUT_S", 0.2)
+    with held_open(python(LOCK, str(stage.path))):
+        ledger = stage.open()  # reading is free
+        assert ledger.status().last_commit is not None
+        with pytest.raises(LedgerError, match=r"was locked by another process for 0 s: find that process and end it"):
+            ledger.join("worker", generation=0)
+        ledger.close()
+        assert stage.path.read_bytes() == written
+    stage.open().join("worker", generation=0)
 
 
 def test_a_folder_is_no_ledger(stage: SqliteStage) -> None:
