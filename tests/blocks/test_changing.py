@@ -15,7 +15,9 @@ from blocks.data import all_rows, numbered, write_jsonl
 from equipment.hub import Hub, hub_server
 from equipment.trees import tree
 from penstock.blocks import BlockManager, IngestProgress, ingest
+from penstock.blocks.journal import Journal
 from penstock.errors import BadRowError, CorruptBlockError, SourceError
+from penstock.storage import LocalStorage
 
 ROWS = [{"text": f"row {number:05d} " + "x" * 60} for number in range(6000)]
 OTHER = [{"text": f"ROW {number:05d} " + "x" * 60} for number in range(6000)]
@@ -188,3 +190,14 @@ def test_a_finished_hub_data_set_needs_the_hub_no_more(
         BlockManager("hf://someone/rows", 11).get_block(0)
     with pytest.raises(SourceError, match="HF_HUB_OFFLINE"):
         ingest("hf://someone/rows", tmp_path / "out", 11)
+
+
+def test_a_hub_data_set_whose_writer_was_killed_while_tidying_up_is_tidied_up(tmp_path: Path, hub: Hub) -> None:
+    (tmp_path / "repository").mkdir()
+    write_jsonl(tmp_path / "repository/train.jsonl", numbered(25))
+    hub.add("someone/rows", tmp_path / "repository")
+    made = ingest("hf://someone/rows", tmp_path / "out", 10)
+    before = tree(tmp_path / "out")
+    Journal(LocalStorage(tmp_path / "out")).begin(made.header)
+    assert ingest("hf://someone/rows", tmp_path / "out", 10) == made
+    assert tree(tmp_path / "out") == before

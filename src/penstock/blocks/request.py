@@ -66,6 +66,8 @@ class IngestRequest:
         found = finished_manifest(dest)
         if found is None or found.header.revision is None or found.header.source != os.fspath(spec):
             return None
+        if Journal(dest).header() is not None:
+            return None  # its writer was killed before it had tidied up
         theirs = found.header
         shape = (theirs.block_size, theirs.block_bytes) == (self.block_size, self.block_bytes)
         columns = (self.no_text, self.text_column, self.token_column) in (
