@@ -81,6 +81,13 @@ def test_excluding_everything_ends_the_epoch() -> None:
     assert StridedEpoch(Shuffled(0, 0), 3).batch_count == 0
 
 
+def test_what_a_batch_would_have_been_too_short_for_goes_into_smaller_ones() -> None:
+    epoch = StridedEpoch(Shuffled(5, 0), 3, resized=[(1, 1)], drop_last=True)
+    assert [len(epoch.sample_ids(step)) for step in range(epoch.batch_count)] == [3, 1, 1]
+    late = StridedEpoch(Shuffled(5, 0), 3, resized=[(2, 1)], drop_last=True)
+    assert late.batch_count == 1
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="batch_size=0 holds no sample"):
         StridedEpoch(Shuffled(10, 0), 0)

@@ -119,8 +119,8 @@ class StridedEpoch:
         size = self._sizes[0]
         for step in sorted({*self._sizes, *(exclusion.step for exclusion in self._exclusions)}):
             if stretches:
-                if step >= self._last_step_of(stretches[-1]):
-                    break  # the epoch was over by then
+                if step > self._last_step_of(stretches[-1]):
+                    break  # the epoch was over by then; at its very end smaller batches may still take what is left
                 start = self._end_of(stretches[-1], step)
             size = self._sizes.get(step, size)
             now = [exclusion.sample_ids for exclusion in self._exclusions if exclusion.step == step]
