@@ -153,6 +153,26 @@ def test_a_damaged_cache_says_what_to_delete(tmp_path: Path, monkeypatch: pytest
     assert len(BlockManager(path).get_chunk(0, 0)) == 30
 
 
+def test_a_block_store_is_no_source_of_another_but_its_blocks_are(tmp_path: Path) -> None:
+    ingest(write_jsonl(tmp_path / "a.jsonl", numbered(30)), tmp_path / "out", 10)
+    with pytest.raises(SourceError, match=r"out is a block store already: use it as it is, or name .*out/blocks"):
+        ingest(tmp_path / "out", tmp_path / "again", 7)
+    ingest(tmp_path / "out/blocks", tmp_path / "again", 7)
+    assert all_rows(tmp_path / "again") == numbered(30)
+    (tmp_path / "folder").mkdir()
+    shutil.copytree(tmp_path / "out", tmp_path / "folder/store")
+    write_jsonl(tmp_path / "folder/b.jsonl", numbered(4))
+    ingest(tmp_path / "folder", tmp_path / "third")
+    assert all_rows(tmp_path / "third") == numbered(4)
+
+
+def test_a_source_without_samples_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    with caplog.at_level(logging.WARNING):
+        ingest(tmp_path / "a.jsonl", tmp_path / "out")
+    assert "a.jsonl holds no samples" in caplog.text
+
+
 def test_how_a_raw_data_set_is_read_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     path = write_jsonl(tmp_path / "a.jsonl", [{"title": "one", "text": "1"}, b"bad", {"title": "two", "text": "2"}])

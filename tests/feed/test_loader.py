@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,14 @@ def test_settings_that_cannot_work_are_refused(stores: dict[int, BlockManager], 
         loader.batch(0, 4)
     with pytest.raises(IndexError):
         loader[4]
+
+
+def test_a_loader_goes_to_another_process_as_it_stands(stores: dict[int, BlockManager], tokenizer: Tokenizer) -> None:
+    for more in ({}, {"tokenizer": tokenizer, "sequence_length": LENGTH}):
+        loader = DistributedLoader(stores[203], 8, **more)
+        next(iter(loader))
+        copy = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
+        assert [batch["sample_ids"].tolist() for batch in copy] == [batch["sample_ids"].tolist() for batch in loader]
 
 
 def test_a_tokenizer_can_be_named_by_its_file(

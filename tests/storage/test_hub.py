@@ -295,4 +295,4 @@ try:
 except MissingExtraError as error:
     print(error)
 """
-    assert "pip install 'penstock[hub]'" in run(python(code)).output
+    assert "pip install 'huggingface_hub>=2' 'datasets>=5'" in run(python(code)).output

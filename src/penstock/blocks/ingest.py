@@ -193,6 +193,8 @@ class _Ingest:
         manifest = self._manifest()
         self._storage.put(MANIFEST_KEY, manifest.to_json())
         self._journal.remove()
+        if not manifest.total_samples:
+            _log.warning("%s holds no samples: %s is complete and empty", self._source.spec, self._storage.url)
         self._report("complete", None)
         return manifest
 

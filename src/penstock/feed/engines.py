@@ -91,7 +91,7 @@ class GigatokenEngine:
             import gigatoken
         except ImportError as error:
             raise MissingExtraError(
-                f"the tokenizer engine gigatoken is not there ({error}): pip install 'penstock[fast]'"
+                f"the tokenizer engine gigatoken is not there ({error}): pip install 'gigatoken>=0.10'"
             ) from error
         from importlib.metadata import version
 

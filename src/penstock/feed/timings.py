@@ -27,6 +27,9 @@ class Timings:
         self._batches = 0
         self._began = time.perf_counter()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return Timings, ()  # each process counts for itself
+
     @contextmanager
     def of(self, work: Work) -> Iterator[None]:
         began = time.perf_counter()

@@ -148,7 +148,7 @@ class TokenStore:
             self._own = None
             if self._max_bytes is not None:
                 self._evict(self._max_bytes)
-        names = [int(name) for name in os.listdir(self.folder / "segments") if name.isdigit()]  # noqa: PTH208
+        names = [int(path.name) for path in (self.folder / "segments").iterdir() if path.name.isdigit()]
         number = max(names, default=-1) + 1
         while True:
             with suppress(FileExistsError):

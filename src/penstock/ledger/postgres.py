@@ -288,8 +288,13 @@ class PostgresDatabase:
     @staticmethod
     def _end_backend(connection: psycopg.Connection, lost: tuple[int, object]) -> None:
         """See that the server process of a lost connection has ended: what it had in hand is done or will not be."""
-        living = True
+        living, deadline = True, time.monotonic() + _RECONNECT_S
         while living:
+            if time.monotonic() > deadline:
+                raise LedgerError(
+                    f"the server process {lost[0]} of a lost connection did not end within {_RECONNECT_S:.0f} s, so "
+                    "what it had in hand is not known: end it on the server, and resume the run"
+                )
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s", lost
             )

@@ -17,10 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MissingExtraError, SourceError
+from penstock.errors import SourceError
 from penstock.sources.archives import is_hidden
 from penstock.sources.formats import can_read
 from penstock.storage import HubStorage, ReadableStorage
+from penstock.storage.hub import missing_part
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -208,7 +209,7 @@ def _require_datasets() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise MissingExtraError(f"hf:// needs the hub extra ({error}): pip install 'penstock[hub]'") from error
+        raise missing_part(error) from error
     return datasets
 
 

@@ -84,8 +84,13 @@ def _files_below(folder: Path) -> Iterator[Path]:
         raise SourceError(f"{error.filename}: cannot be listed: {error.strerror}") from error
 
     for inner, folders, names in os.walk(folder, onerror=refuse):
+        is_store = "block_manifest.json" in names or ".ingest" in folders
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if Path(inner) != folder and ("block_manifest.json" in names or ".ingest" in os.listdir(inner)):  # noqa: PTH208
+        if is_store and Path(inner) == folder:
+            raise SourceError(
+                f"{folder} is a block store already: use it as it is, or name {folder}/blocks to cut it anew"
+            )
+        if is_store:
             _log.warning("%s: left out: it is a block store; name it as a data set of its own", inner)
             folders.clear()
             continue

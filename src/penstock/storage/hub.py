@@ -212,13 +212,18 @@ def default_endpoint() -> str:
     return constants.ENDPOINT
 
 
+def missing_part(error: ImportError) -> MissingExtraError:
+    """What to install for ``hf://``; not under this package's name, which is another project's on PyPI."""
+    return MissingExtraError(f"hf:// needs more ({error}): pip install 'huggingface_hub>=2' 'datasets>=5'")
+
+
 def require_hub() -> None:
     """Refuse to go on without the parts that talk to the Hub."""
     try:
         import httpx2  # noqa: F401 - what huggingface_hub speaks since version 2
         import huggingface_hub  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError(f"hf:// needs the hub extra ({error}): pip install 'penstock[hub]'") from error
+        raise missing_part(error) from error
 
 
 def _session() -> httpx2.Client:
