@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
+from penstock.feed.chat import ChatFormat
 from penstock.feed.engines import EngineName
 from penstock.feed.loading import load_tokenizer
 from penstock.feed.packed_epoch import PackedEpoch
+from penstock.feed.pieces import PACKINGS, Packing
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.sequences import FIELDS, FieldName
 from penstock.feed.state import ExclusionEntry, LoaderState
@@ -49,6 +51,9 @@ class DistributedLoader:
         *,
         tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         sequence_length: int | None = None,
+        packing: Packing = "concatenate",
+        learn: Literal["all", "assistant"] = "all",
+        chat_template: str | None = None,
         fields: tuple[FieldName, ...] = ("input_ids", "labels", "position_ids", "document_ids"),
         order: OrderName = "shard-local",
         drop_last: bool = False,
@@ -65,7 +70,12 @@ class DistributedLoader:
             world_size: How many there are.
             tokenizer: A `tokenizer.json`, a folder with one, or one that is loaded. Given, batches are packed sequences
                 of ids; else they hold texts.
-            sequence_length: Tokens a sequence.
+            sequence_length: Tokens a sequence; at most so many where they are ragged.
+            packing: concatenate (documents end to end, cut into sequences), best-fit (documents whole, several a
+                sequence), pad or ragged (a document a sequence). Longer ones are split, never cut off.
+            learn: What labels hold: every token, or the assistant's turns of chats (instructions and prompts too).
+            chat_template: How chats are written, where `learn` is "assistant": chatml, llama3, plain or a Jinja
+                template; else the tokenizer's own, or the first that its special tokens suit.
             fields: The arrays of a packed batch; fewer cost less.
             order: sequential, shuffled, shard-local or numpy.
             drop_last: Whether a short last batch of an epoch is left out.
@@ -80,6 +90,12 @@ class DistributedLoader:
             raise ConfigError(f"order={order!r} is unknown: expected one of {', '.join(ORDERS)}")
         if (tokenizer is None) != (sequence_length is None):
             raise ConfigError("tokenizer and sequence_length belong together: give both, or neither for texts")
+        if packing not in PACKINGS:
+            raise ConfigError(f"packing={packing!r} is unknown: expected one of {', '.join(PACKINGS)}")
+        if learn not in ("all", "assistant"):
+            raise ConfigError(f"learn={learn!r} is unknown: expected 'all' or 'assistant'")
+        if learn == "assistant" and tokenizer is None:
+            raise ConfigError("learn='assistant' needs a tokenizer: it is tokens that are learned or not")
         if unknown := [name for name in fields if name not in FIELDS]:
             raise ConfigError(f"fields {', '.join(unknown)} are unknown: expected some of {', '.join(FIELDS)}")
         self.blocks = dataset if isinstance(dataset, BlockManager) else BlockManager(dataset)
@@ -89,6 +105,9 @@ class DistributedLoader:
         self.world_size = world_size
         self._tokenizer = tokenizer
         self.sequence_length = sequence_length
+        self.packing: Packing = packing
+        self.learn = learn
+        self._chat_template = chat_template
         self.fields = fields
         self.order: OrderName = order
         self.drop_last = drop_last
@@ -233,7 +252,8 @@ class DistributedLoader:
         if self._cache is None:
             if self.tokenizer is None:
                 raise ConfigError("there is no token cache without a tokenizer: name one")
-            self._cache = TokenCache(self.blocks, self.tokenizer)
+            chat = ChatFormat(self.tokenizer, self._chat_template) if self.learn == "assistant" else None
+            self._cache = TokenCache(self.blocks, self.tokenizer, chat=chat)
         return self._cache
 
     @property
@@ -281,6 +301,7 @@ class DistributedLoader:
             self._order(state.epoch),
             state=state,
             window_samples=chunk_size * WINDOW_CHUNKS,
+            packing=self.packing,
             sequence_length=self.sequence_length,
             pad_id=self.tokenizer.end_of_text_id,
             fields=self.fields,
@@ -299,6 +320,9 @@ class DistributedLoader:
             engine: EngineName = self.tokenizer.engine
             packed = {
                 "sequence_length": self.sequence_length,
+                "packing": self.packing,
+                "learn": self.learn,
+                **({"chat_template": cache.chat.fingerprint} if (cache := self.token_cache).chat else {}),
                 "tokenizer": self.tokenizer.fingerprint,
                 "engine": engine,
             }

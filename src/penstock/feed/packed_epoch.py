@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.pieces import Packing, count_rows
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.sequences import FieldName, Sequences
+from penstock.feed.sequences import FieldName, Rows, make_rows, merge
 from penstock.feed.state import LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
@@ -31,6 +32,7 @@ class PackedEpoch:
         *,
         state: LoaderState,
         window_samples: int,
+        packing: Packing,
         sequence_length: int,
         pad_id: int,
         fields: tuple[FieldName, ...],
@@ -38,6 +40,7 @@ class PackedEpoch:
         self._cache = cache
         self._order = order
         self._window_samples = window_samples
+        self._packing: Packing = packing
         self._length = sequence_length
         self._pad_id = pad_id
         self._fields = fields
@@ -68,7 +71,7 @@ class PackedEpoch:
 
     def _deal(
         self,
-        windows: Iterator[Sequences],
+        windows: Iterator[Rows],
         state: LoaderState,
         batch_size: int,
         rank: int,
@@ -77,7 +80,7 @@ class PackedEpoch:
         drop_last: bool,
     ) -> Iterator[Step]:
         step, window, offset = state.step, state.window, state.offset
-        pieces: list[tuple[Sequences, int, int]] = []
+        pieces: list[tuple[Rows, int, int]] = []
         wanted = batch_size
         for made in windows:
             while offset < len(made):
@@ -96,19 +99,15 @@ class PackedEpoch:
             batch, size = self._batch(pieces, rank, world)
             yield Step(batch, size, step + 1, window, 0)
 
-    def _batch(self, pieces: list[tuple[Sequences, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
+    def _batch(self, pieces: list[tuple[Rows, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
         """One rank's share of a global batch: its rows ``[rank::world]``, from one window or several."""
         shares = []
         taken = 0
         for made, start, stop in pieces:
             first = min(stop, start + (rank - taken) % world)
-            shares.append(
-                {**made.fields(self._fields, first, stop, world), "sample_ids": made.sample_ids(first, stop, world)}
-            )
+            shares.append(made.fields(self._fields, range(first, stop, world)))
             taken += stop - start
-        batch = shares[0]
-        if len(shares) > 1:
-            batch = {name: np.concatenate([share[name] for share in shares]) for name in batch}
+        batch = merge(shares)
         return batch, sum(array.nbytes for array in batch.values())
 
     # -- windows -------------------------------------------------------------------------------------------------------
@@ -118,13 +117,14 @@ class PackedEpoch:
         excluded = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
         return WindowPlan(order=self._order, window_samples=self._window_samples, excluded=excluded)
 
-    def _sequences(self, first: int) -> Iterator[Sequences]:
+    def _sequences(self, first: int) -> Iterator[Rows]:
         for window in range(first, self._plan(0).window_count):
             yield self._made(window)
 
-    def _made(self, window: int) -> Sequences:
+    def _made(self, window: int) -> Rows:
         read = self._plan(window).read(window, self._cache)
-        return Sequences(read, length=self._length, pad_id=self._pad_id)
+        with self._cache.timings.of("pack"):
+            return make_rows(read, self._packing, length=self._length, pad_id=self._pad_id, masked=self._cache.masked)
 
     # -- by number -----------------------------------------------------------------------------------------------------
 
@@ -157,19 +157,18 @@ class PackedEpoch:
                 f"the number of sequences is known once all is tokenised, and {missing} of {len(of_chunks)} chunks are "
                 "not: run `penstock tokenize`, or iterate"
             )
-        tokens = [self._token_count(window, of_chunks) for window in range(self._plan(0).window_count)]
-        sequences = -(-np.array(tokens, dtype=np.int64) // self._length)
+        sequences = [self._row_count(window, of_chunks) for window in range(self._plan(0).window_count)]
         return np.concatenate([[0], np.cumsum(sequences, dtype=np.int64)])
 
-    def _token_count(self, window: int, of_chunks: np.ndarray) -> int:
-        """Tokens of a window: by its chunks' counts where it is made of whole ones, else by its samples'."""
+    def _row_count(self, window: int, of_chunks: np.ndarray) -> int:
+        """Rows of a window: by its chunks' counts where these say it, else by its samples' lengths."""
         plan = self._plan(window)
-        if isinstance(self._order, ShardLocal) and not len(plan.excluded):
-            return int(of_chunks[self._order.window_chunk_ids(window)].sum())
-        numbers, places = np.divmod(np.sort(plan.sample_ids(window)), self._cache.chunk_size)
-        total = 0
+        if self._packing == "concatenate" and isinstance(self._order, ShardLocal) and not len(plan.excluded):
+            return -(-int(of_chunks[self._order.window_chunk_ids(window)].sum()) // self._length)
+        sample_ids = plan.sample_ids(window)
+        numbers, places = np.divmod(sample_ids, self._cache.chunk_size)
+        lengths = np.empty(len(sample_ids), dtype=np.int64)
         for number in np.unique(numbers).tolist():
-            offsets = self._cache.chunks([number])[0].offsets
-            mine = places[numbers == number]
-            total += int((offsets[mine + 1] - offsets[mine]).sum())
-        return total
+            mine = numbers == number
+            lengths[mine] = np.diff(self._cache.chunks([number])[0].offsets)[places[mine]]
+        return count_rows(lengths, self._length, self._packing)

@@ -66,6 +66,10 @@ class Tokenizer:
         told = f"{self._engine.name} {self._engine.version}\n{self.end_of_text}\n{self.definition}"
         return "sha256:" + hashlib.sha256(told.encode()).hexdigest()
 
+    def encode_plain(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of each text end to end, with nothing added, and where each text's begin."""
+        return self._engine.encode(texts)
+
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text, with the end-of-text id behind it."""
         ids, offsets = self._engine.encode(texts)
