@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import BlockStoreError, ConfigError
-from penstock.feed import Tokenizer, token_cache, train_tokenizer
-from penstock.feed import loader as loader_module
+from penstock.feed import Tokenizer, source_feed, token_cache, train_tokenizer
 from penstock.feed.loader import DistributedLoader
 from penstock.feed.pieces import PACKINGS, Packing
 from penstock.plans.orders import ORDERS, OrderName
@@ -53,7 +52,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[int, BlockManager]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples and windows of a few chunks, so that small data sets have many of both."""
     monkeypatch.setattr(token_cache, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(loader_module, "WINDOW_CHUNKS", 3)
+    monkeypatch.setattr(source_feed, "WINDOW_CHUNKS", 3)
 
 
 def joined(shares: list[dict[str, Any]], world: int) -> list[Any]:

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError
 from penstock.feed.pieces import Packing, count_rows
 from penstock.feed.prefetch import Prefetch
 from penstock.feed.sequences import FieldName, Rows, make_rows, merge
-from penstock.feed.state import LoaderState
+from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.windows import WindowPlan
@@ -30,7 +30,8 @@ class PackedEpoch:
         cache: TokenCache,
         order: Order,
         *,
-        state: LoaderState,
+        epoch: int,
+        exclusions: list[ExclusionEntry],
         window_samples: int,
         packing: Packing,
         sequence_length: int,
@@ -44,10 +45,11 @@ class PackedEpoch:
         self._length = sequence_length
         self._pad_id = pad_id
         self._fields = fields
+        self._kept: tuple[int, Rows] | None = None
         self._exclusions = [
-            (entry.window if entry.epoch == state.epoch else 0, entry.sample_ids)
-            for entry in state.exclusions
-            if entry.epoch <= state.epoch
+            (entry.window if entry.epoch == epoch else 0, entry.sample_ids)
+            for entry in exclusions
+            if entry.epoch <= epoch
         ]
 
     def steps(
@@ -92,12 +94,13 @@ class PackedEpoch:
                     step += 1
                     at_end = offset == len(made)
                     batch, size = self._batch(pieces, rank, world)
-                    yield Step(batch, size, step, window + at_end, 0 if at_end else offset)
+                    place = {"step": step, "window": window + at_end, "offset": 0 if at_end else offset}
+                    yield Step(batch, size, place)
                     pieces, wanted = [], batch_size
             window, offset = window + 1, 0
         if pieces and not drop_last:
             batch, size = self._batch(pieces, rank, world)
-            yield Step(batch, size, step + 1, window, 0)
+            yield Step(batch, size, {"step": step + 1, "window": window, "offset": 0})
 
     def _batch(self, pieces: list[tuple[Rows, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
         """One rank's share of a global batch: its rows ``[rank::world]``, from one window or several."""
@@ -117,11 +120,16 @@ class PackedEpoch:
         excluded = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
         return WindowPlan(order=self._order, window_samples=self._window_samples, excluded=excluded)
 
-    def _sequences(self, first: int) -> Iterator[Rows]:
-        for window in range(first, self._plan(0).window_count):
-            yield self._made(window)
+    @property
+    def window_count(self) -> int:
+        return self._plan(0).window_count
 
-    def _made(self, window: int) -> Rows:
+    def _sequences(self, first: int) -> Iterator[Rows]:
+        for window in range(first, self.window_count):
+            yield self.rows(window)
+
+    def rows(self, window: int) -> Rows:
+        """The sequences of a window."""
         read = self._plan(window).read(window, self._cache)
         with self._cache.timings.of("pack"):
             return make_rows(read, self._packing, length=self._length, pad_id=self._pad_id, masked=self._cache.masked)
@@ -129,12 +137,12 @@ class PackedEpoch:
     # -- by number -----------------------------------------------------------------------------------------------------
 
     def batch_count(self, batch_size: int, *, drop_last: bool) -> int:
-        total = int(self._sequence_starts[-1])
+        total = int(self.sequence_starts[-1])
         return total // batch_size if drop_last else -(-total // batch_size)
 
     def batch(self, k: int, batch_size: int, rank: int, world: int) -> dict[str, Any]:
         """Batch k: finds its windows by the counts of the token cache, and makes them."""
-        starts = self._sequence_starts
+        starts = self.sequence_starts
         first, last = k * batch_size, min((k + 1) * batch_size, int(starts[-1]))
         window = int(np.searchsorted(starts, first, side="right")) - 1
         pieces = []
@@ -142,13 +150,20 @@ class PackedEpoch:
             stop = min(last, int(starts[window + 1]))
             if stop > first:
                 begin = int(starts[window])
-                pieces.append((self._made(window), first - begin, stop - begin))
+                pieces.append((self._kept_rows(window), first - begin, stop - begin))
                 first = stop
             window += 1
         return self._batch(pieces, rank, world)[0]
 
+    def _kept_rows(self, window: int) -> Rows:
+        """The window of the last batches by number, kept: whoever asks for one asks for its neighbours."""
+        kept = self._kept
+        if kept is None or kept[0] != window:
+            kept = self._kept = window, self.rows(window)
+        return kept[1]
+
     @cached_property
-    def _sequence_starts(self) -> np.ndarray:
+    def sequence_starts(self) -> np.ndarray:
         """How many sequences come before each window, and in all; from the counts of the token cache."""
         of_chunks = self._cache.token_counts()
         missing = int((of_chunks < 0).sum())
@@ -157,7 +172,7 @@ class PackedEpoch:
                 f"the number of sequences is known once all is tokenised, and {missing} of {len(of_chunks)} chunks are "
                 "not: run `penstock tokenize`, or iterate"
             )
-        sequences = [self._row_count(window, of_chunks) for window in range(self._plan(0).window_count)]
+        sequences = [self._row_count(window, of_chunks) for window in range(self.window_count)]
         return np.concatenate([[0], np.cumsum(sequences, dtype=np.int64)])
 
     def _row_count(self, window: int, of_chunks: np.ndarray) -> int:

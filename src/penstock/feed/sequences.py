@@ -32,6 +32,9 @@ FIELDS: tuple[FieldName, ...] = (
     "spans",
     "num_tokens",
 )
+_OF_SAMPLES = ("sample_ids", "source_ids", "spans")
+_OF_ROWS = ("num_tokens", "row_sources")
+"""Fields with an entry a sample, or a row; all others have one a token."""
 _BEGINS = "begins"
 """Where a piece, or its part of a row, begins: what `cu_seqlens` is made of once a batch is together."""
 
@@ -44,8 +47,9 @@ class Rows(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def fields(self, names: tuple[FieldName, ...], rows: range) -> dict[str, np.ndarray]:
-        """The arrays of these rows by name, with the ids of the samples whose last token stands in them."""
+    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays of these rows by name, with the ids of the samples whose last token stands in them. Rows that are
+        no range are in ascending order."""
         ...
 
     def token_counts(self, rows: range) -> np.ndarray:
@@ -75,12 +79,26 @@ def make_rows(window: Window, packing: Packing, *, length: int, pad_id: int, mas
 def merge(shares: Sequence[dict[str, np.ndarray]], order: np.ndarray | None = None) -> dict[str, Any]:
     """Rows from several windows as one batch; in another order of their rows, where one is given."""
     batch: dict[str, Any] = shares[0] if len(shares) == 1 else _joined(shares)
-    if order is not None:
-        batch = {name: array if name in ("sample_ids", "spans") else array[order] for name, array in batch.items()}
     begins = batch.pop(_BEGINS, None)
+    ragged = begins is not None and begins.ndim == 1
+    if order is not None:
+        of_rows = [name for name in batch if name not in _OF_SAMPLES]
+        places = order
+        if begins is not None:
+            places = _places(np.append(np.flatnonzero(begins), begins.size), order) if ragged else order
+            begins = begins[places]
+        for name in of_rows:
+            batch[name] = batch[name][order if name in _OF_ROWS else places]
     if begins is not None:
         batch["cu_seqlens"] = np.append(np.flatnonzero(begins), begins.size).astype(np.int32)
     return batch
+
+
+def _places(bounds: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The places of rows of uneven length, laid end to end, in another order of the rows."""
+    lengths = np.diff(bounds)[order]
+    moved = np.repeat(bounds[order] - (np.cumsum(lengths) - lengths), lengths)
+    return moved + np.arange(len(moved))
 
 
 def _joined(shares: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -110,45 +128,42 @@ class Sequences:
         counts = filled - np.arange(rows.start, rows.stop) * self._length
         return (counts - self._filling[rows.start : rows.stop])[:: rows.step]
 
-    def fields(self, names: tuple[FieldName, ...], rows: range) -> dict[str, np.ndarray]:
+    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
         result = {"input_ids": self._input_ids(rows)} if "input_ids" in names else {}
         result["sample_ids"] = self._sample_ids(rows)
         if "num_tokens" in names:
-            result["num_tokens"] = self.token_counts(rows)
+            result["num_tokens"] = self.token_counts(range(len(self)))[_picked(rows)]
         if not set(names) <= {"input_ids", "num_tokens"}:
             result |= self._others(names, rows)
         return result
 
-    def _input_ids(self, rows: range) -> np.ndarray:
-        """A view where none of them is filled up."""
-        start, stop, step = rows.start, rows.stop, rows.step
-        if stop <= len(self._whole):
-            return plain_ids(self._whole[start:stop:step], masked=self._masked)
-        numbers = np.arange(start, stop, step)
+    def _input_ids(self, rows: range | np.ndarray) -> np.ndarray:
+        """A view where they are a range and none of them is filled up."""
+        if _end(rows) <= len(self._whole):
+            return plain_ids(self._whole[_picked(rows)], masked=self._masked)
+        numbers = np.asarray(rows)
         filled = np.full((len(numbers), self._length), self._pad_id, dtype=self._pieces.ids.dtype)
         filled[numbers < len(self._whole)] = self._whole[numbers[numbers < len(self._whole)]]
         tail = self._pieces.ids[len(self._whole) * self._length :]
         filled[numbers == len(self._whole), : len(tail)] = tail
         return plain_ids(filled, masked=self._masked)
 
-    def _sample_ids(self, rows: range) -> np.ndarray:
+    def _sample_ids(self, rows: range | np.ndarray) -> np.ndarray:
         """The samples whose last token stands in these rows; never the filling."""
         sample_ids, bounds = self._ending
-        if rows.step == 1:
+        if isinstance(rows, range) and rows.step == 1:
             return sample_ids[bounds[rows.start] : bounds[max(rows.start, rows.stop)]]
         pieces = [sample_ids[bounds[row] : bounds[row + 1]] for row in rows]
         return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
 
-    def _others(self, names: tuple[FieldName, ...], rows: range) -> dict[str, np.ndarray]:
-        if not rows:
-            rows = range(0)
-        # Worked out for all rows in between, which lie together, and then only every `step`-th is kept.
-        start, stop = rows.start, rows.stop
+    def _others(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
+        # Worked out for all rows in between, which lie together; then the others are dropped.
+        start, stop = (int(rows[0]), _end(rows)) if len(rows) else (0, 0)
         pieces = self._pieces
         ids, offsets = pieces.ids, pieces.offsets
         first, last = start * self._length, max(start * self._length, min(stop * self._length, len(ids)))
         begin = int(np.searchsorted(offsets, first, side="right")) - 1
-        end = int(np.searchsorted(offsets, last, side="left")) if rows else begin
+        end = int(np.searchsorted(offsets, last, side="left")) if len(rows) else begin
         bounds = np.clip(offsets[begin : end + 1], first, last)
         lengths = np.diff(bounds)
         made: dict[str, np.ndarray] = {}
@@ -179,7 +194,8 @@ class Sequences:
             begins[bounds[:-1][lengths > 0] - first] = True
             if last - first < len(begins):
                 begins[last - first] = True
-        made = {name: flat.reshape(-1, self._length)[:: rows.step] for name, flat in made.items()}
+        kept = slice(None, None, rows.step) if isinstance(rows, range) else rows - start
+        made = {name: flat.reshape(-1, self._length)[kept] for name, flat in made.items()}
         if "spans" in names:
             made["spans"] = self._spans(rows)
         return made
@@ -187,7 +203,7 @@ class Sequences:
     def _blank(self, start: int, stop: int, value: int) -> np.ndarray:
         return np.full((stop - start) * self._length, value, dtype=np.int64)
 
-    def _spans(self, rows: range) -> np.ndarray:
+    def _spans(self, rows: range | np.ndarray) -> np.ndarray:
         """Which tokens of which samples stand in these rows: (sample id, first, behind the last), a piece a line."""
         pieces, offsets = self._pieces, self._pieces.offsets
         found = [np.empty((0, 3), dtype=np.int64)]
@@ -237,9 +253,9 @@ class RaggedRows:
     def token_counts(self, rows: range) -> np.ndarray:
         return np.diff(self._parts.offsets)[self._rows[rows.start : rows.stop : rows.step]]
 
-    def fields(self, names: tuple[FieldName, ...], rows: range) -> dict[str, np.ndarray]:
+    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
         parts = self._parts
-        chosen = self._rows[rows.start : rows.stop : rows.step]
+        chosen = self._rows[_picked(rows)]
         placed = reorder(TokenChunk(parts.ids, parts.offsets), chosen)
         ids, offsets = placed.ids, placed.offsets
         lengths = np.diff(offsets)
@@ -266,7 +282,7 @@ class RaggedRows:
         made["sample_ids"] = self._sample_ids(rows)
         return made
 
-    def _sample_ids(self, rows: range) -> np.ndarray:
+    def _sample_ids(self, rows: range | np.ndarray) -> np.ndarray:
         """Of each row the sample that ends with it, and of the empty ones behind it; the first row has those before."""
         parts = self._parts
         behind = np.append(self._rows[1:], len(parts.ends))
@@ -276,3 +292,11 @@ class RaggedRows:
             for first, stop in [(self._rows[row] if row else 0, behind[row])]
         ]
         return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+
+
+def _picked(rows: range | np.ndarray) -> slice | np.ndarray:
+    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+
+
+def _end(rows: range | np.ndarray) -> int:
+    return int(rows[-1]) + 1 if len(rows) else 0
