@@ -36,6 +36,10 @@ class MixedFeed:
         self._drop_last = drop_last
         self._prefetch_bytes = prefetch_bytes
         self._packed = sources[0].packed
+        self._counted: tuple[tuple[int, ...], object, list[int]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_counted": None}  # goes by objects of this process
 
     @property
     def sources(self) -> list[SourceFeed]:
@@ -98,10 +102,14 @@ class MixedFeed:
         return -(-sum(stream.draw_count(0) for stream in self._streams(replace(state, exclusions=()))) // first) * first
 
     def _counts(self, state: LoaderState) -> list[int]:
-        return [
-            sum(stream.draw_count(state.epoch * epochs + number) for number in range(epochs))
-            for stream, epochs in zip(self._streams(state), self._mix.epochs, strict=True)
-        ]
+        key = (state.epoch, *map(id, state.exclusions))
+        if self._counted is None or self._counted[0] != key:
+            counts = [
+                sum(stream.draw_count(state.epoch * epochs + number) for number in range(epochs))
+                for stream, epochs in zip(self._streams(state), self._mix.epochs, strict=True)
+            ]
+            self._counted = key, state.exclusions, counts
+        return self._counted[2]
 
     def _mixture(self, state: LoaderState, batch_size: int) -> Mixture:
         seed = self._sources[0].settings.seed

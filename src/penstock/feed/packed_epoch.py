@@ -22,6 +22,22 @@ from penstock.plans.orders import Order, ShardLocal
 _WINDOWS_AHEAD_BYTES = 64 << 20
 
 
+class LastWindow:
+    """The window used last: whoever asks for one batch by its number asks for its neighbours next."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[PackedEpoch, int, Rows] | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LastWindow, ()
+
+    def get(self, epoch: PackedEpoch, window: int) -> Rows:
+        kept = self._kept
+        if kept is None or kept[0] is not epoch or kept[1] != window:
+            kept = self._kept = epoch, window, epoch.rows(window)
+        return kept[2]
+
+
 class PackedEpoch:
     """Batches of one epoch, as arrays of ids. Global batch k is sequences ``[kB, (k+1)B)`` of its windows in order."""
 
@@ -37,6 +53,7 @@ class PackedEpoch:
         sequence_length: int,
         pad_id: int,
         fields: tuple[FieldName, ...],
+        last_window: LastWindow,
     ) -> None:
         self._cache = cache
         self._order = order
@@ -45,7 +62,7 @@ class PackedEpoch:
         self._length = sequence_length
         self._pad_id = pad_id
         self._fields = fields
-        self._kept: tuple[int, Rows] | None = None
+        self._last_window = last_window
         self._exclusions = [
             (entry.window if entry.epoch == epoch else 0, entry.sample_ids)
             for entry in exclusions
@@ -134,6 +151,10 @@ class PackedEpoch:
         with self._cache.timings.of("pack"):
             return make_rows(read, self._packing, length=self._length, pad_id=self._pad_id, masked=self._cache.masked)
 
+    def kept_rows(self, window: int) -> Rows:
+        """The sequences of a window; the last one is kept."""
+        return self._last_window.get(self, window)
+
     # -- by number -----------------------------------------------------------------------------------------------------
 
     def batch_count(self, batch_size: int, *, drop_last: bool) -> int:
@@ -150,17 +171,10 @@ class PackedEpoch:
             stop = min(last, int(starts[window + 1]))
             if stop > first:
                 begin = int(starts[window])
-                pieces.append((self._kept_rows(window), first - begin, stop - begin))
+                pieces.append((self.kept_rows(window), first - begin, stop - begin))
                 first = stop
             window += 1
         return self._batch(pieces, rank, world)[0]
-
-    def _kept_rows(self, window: int) -> Rows:
-        """The window of the last batches by number, kept: whoever asks for one asks for its neighbours."""
-        kept = self._kept
-        if kept is None or kept[0] != window:
-            kept = self._kept = window, self.rows(window)
-        return kept[1]
 
     @cached_property
     def sequence_starts(self) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.chat import ChatFormat
 from penstock.feed.loading import load_tokenizer
-from penstock.feed.packed_epoch import PackedEpoch
+from penstock.feed.packed_epoch import LastWindow, PackedEpoch
 from penstock.feed.pieces import Packing
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.sequences import FieldName
@@ -22,6 +23,7 @@ from penstock.feed.tokenizer import Tokenizer
 from penstock.plans.orders import Order, OrderName, make_order
 
 WINDOW_CHUNKS = 32
+_EPOCHS_KEPT = 16
 Learn = Literal["all", "assistant"]
 
 
@@ -80,10 +82,11 @@ class SourceFeed:
         self._cache = cache
         self._opened: tuple[BlockRanges, int] | None = None
         self._reader: SampleReader | None = None
-        self._epoch: tuple[int, list[ExclusionEntry], PackedEpoch] | None = None
+        self._last_window = LastWindow()
+        self._epochs: OrderedDict[tuple[int, ...], tuple[list[ExclusionEntry], PackedEpoch]] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_epoch": None}  # what they have read can be read again
+        return {**self.__dict__, "_reader": None, "_epochs": OrderedDict()}  # what they have read can be read again
 
     @property
     def packed(self) -> bool:
@@ -137,11 +140,14 @@ class SourceFeed:
         return self._reader
 
     def packed_epoch(self, epoch: int, exclusions: list[ExclusionEntry]) -> PackedEpoch:
-        """One epoch of it; the one asked for last is kept, with what it has counted."""
-        kept = self._epoch
-        if kept is None or kept[0] != epoch or list(map(id, kept[1])) != list(map(id, exclusions)):
-            kept = self._epoch = epoch, exclusions, self._packed_epoch(epoch, exclusions)
-        return kept[2]
+        """One epoch of it; those asked for last are kept, with what they have counted."""
+        key = (epoch, *map(id, exclusions))
+        kept = self._epochs.get(key)
+        if kept is None:
+            kept = self._epochs[key] = exclusions, self._packed_epoch(epoch, exclusions)
+            while len(self._epochs) > _EPOCHS_KEPT:
+                self._epochs.popitem(last=False)
+        return kept[1]
 
     def _packed_epoch(self, epoch: int, exclusions: list[ExclusionEntry]) -> PackedEpoch:
         assert self.settings.sequence_length is not None
@@ -156,6 +162,7 @@ class SourceFeed:
             sequence_length=self.settings.sequence_length,
             pad_id=self.tokenizer.end_of_text_id,
             fields=self.settings.fields,
+            last_window=self._last_window,
         )
 
     @property

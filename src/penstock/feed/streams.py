@@ -82,7 +82,6 @@ class PackedStream:
     def __init__(self, source: SourceFeed, exclusions: list[ExclusionEntry]) -> None:
         self._source = source
         self._exclusions = exclusions
-        self._kept: tuple[int, int, Rows] | None = None
 
     def draw_count(self, epoch: int) -> int:
         return int(self._source.packed_epoch(epoch, self._exclusions).sequence_starts[-1])
@@ -97,28 +96,23 @@ class PackedStream:
         epoch, window, offset, tokens = place.epoch, place.window, place.offset, place.tokens
         empty = 0
         while count:
-            made = self._rows(epoch, window)
+            packed = self._source.packed_epoch(epoch, self._exclusions)
+            made = packed.kept_rows(window)
             stop = min(offset + count, len(made))
             if stop > offset:
                 taken.append(Taken(None, made, offset, stop))
                 tokens += int(made.token_counts(range(offset, stop)).sum())
             empty = 0 if len(made) else empty + 1
-            windows = self._source.packed_epoch(epoch, self._exclusions).window_count
-            if empty > windows:
+            if empty > packed.window_count:
                 raise ConfigError(f"data set {self._source.source!r} has nothing to draw: leave it out of the mix")
             count -= stop - offset
             offset = stop
             if offset == len(made):
                 window, offset = window + 1, 0
-            if window >= windows:
+            if window >= packed.window_count:
                 epoch, window = epoch + 1, 0
         draws = place.draws + sum(piece.stop - piece.start for piece in taken)
         return taken, StreamPlace(epoch, window, offset, draws, tokens)
-
-    def _rows(self, epoch: int, window: int) -> Rows:
-        if self._kept is None or self._kept[:2] != (epoch, window):
-            self._kept = epoch, window, self._source.packed_epoch(epoch, self._exclusions).rows(window)
-        return self._kept[2]
 
 
 def make_stream(source: SourceFeed, exclusions: list[ExclusionEntry]) -> Stream:
