@@ -13,12 +13,18 @@ Below: `sources` gives the rows, `storage` keeps the bytes. Above: `feed` reads 
 here knows who trains what: that is the ledger's.
 """
 
-from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
-from penstock.blocks.manager import Block, BlockManager
-from penstock.blocks.manifest import BlockEntry, Manifest
-from penstock.blocks.raw import cache_folder, prepare_blocks
-from penstock.blocks.store import BlockStore
-from penstock.blocks.verify import verify_blocks
+from typing import TYPE_CHECKING
+
+from penstock.exports import opening_lazily
+
+if TYPE_CHECKING:
+    from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
+    from penstock.blocks.manager import Block, BlockManager
+    from penstock.blocks.manifest import BlockEntry, Manifest
+    from penstock.blocks.places import cache_folder
+    from penstock.blocks.raw import prepare_blocks
+    from penstock.blocks.store import BlockStore
+    from penstock.blocks.verify import verify_blocks
 
 __all__ = [
     "Block",
@@ -33,3 +39,20 @@ __all__ = [
     "process_raw_dataset_to_blocks",
     "verify_blocks",
 ]
+
+__getattr__ = opening_lazily(
+    __name__,
+    {
+        "Block": "manager",
+        "BlockEntry": "manifest",
+        "BlockManager": "manager",
+        "BlockStore": "store",
+        "IngestProgress": "ingest",
+        "Manifest": "manifest",
+        "cache_folder": "places",
+        "ingest": "ingest",
+        "prepare_blocks": "raw",
+        "process_raw_dataset_to_blocks": "ingest",
+        "verify_blocks": "verify",
+    },
+)

@@ -6,21 +6,23 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.blocks.background import BackgroundIngest
 from penstock.blocks.cache import ChunkCache
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import BlockEntry, Manifest
-from penstock.blocks.raw import RawDataset, is_block_store, resolve_raw
-from penstock.blocks.request import IngestRequest, OnBadRow
+from penstock.blocks.places import is_block_store
 from penstock.blocks.store import BlockStore, finished_manifest, parse_lines
 from penstock.errors import BlockStoreError, ConfigError, CorruptBlockError
-from penstock.sources import ReadOptions, text_of, tokens_of
 from penstock.storage import LocalStorage
 from penstock.types import BlockFacts, DatasetIdentity
+
+if TYPE_CHECKING:  # what makes blocks is imported where it is needed: reading them starts quickly
+    from penstock.blocks.background import BackgroundIngest
+    from penstock.blocks.raw import RawDataset
+    from penstock.blocks.request import OnBadRow
 
 _CACHED_CHUNKS = 10
 _GUESSED_SAMPLE_BYTES = 4096.0
@@ -106,20 +108,14 @@ class BlockManager:
         self.cache_bytes = cache_bytes
         self.prefetch = prefetch
         self.wait_timeout_s = wait_timeout_s
-        self._request = IngestRequest(
-            block_size=samples_per_block,
-            text_column=text_column,
-            on_bad_row=on_bad_row,
-            options=ReadOptions(encoding=encoding),
-        )
+        self._raw_options = {"text_column": text_column, "on_bad_row": on_bad_row, "encoding": encoding}
         self._lock = threading.Lock()
         self._raw: RawDataset | None = None
         self._opened: _Opened | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         chosen: dict[str, Any] = {name: getattr(self, name) for name in ("cache_bytes", "prefetch", "wait_timeout_s")}
-        chosen |= {name: getattr(self._request, name) for name in ("text_column", "on_bad_row")}
-        chosen["encoding"] = self._request.options.encoding
+        chosen |= self._raw_options
         # What a raw source turned out to be goes along: another process must not resolve it to a newer version.
         return _rebuild, (self.dataset_path, self.samples_per_block, self.dataset_chunk_size, chosen, self._raw)
 
@@ -218,6 +214,8 @@ class BlockManager:
 
     def texts_of(self, rows: list[dict[str, Any]]) -> list[str]:
         """The texts of rows of this data set."""
+        from penstock.sources import text_of
+
         column = self._text_column()
         return [text if type(text := row.get(column)) is str else text_of(row, column) for row in rows]
 
@@ -241,6 +239,8 @@ class BlockManager:
         """The token ids of rows of a data set that came tokenised, end to end, and the offsets of its samples."""
         column = self.manifest.header.token_column
         assert column is not None
+        from penstock.sources import tokens_of
+
         samples = [tokens_of(row, column) for row in rows]
         offsets = np.zeros(len(samples) + 1, dtype=np.int64)
         np.cumsum([len(ids) for ids in samples], out=offsets[1:])
@@ -309,13 +309,22 @@ class BlockManager:
         with self._lock:
             if self._opened is None or self._opened.pid != os.getpid():  # threads do not come along when forked
                 if self._raw is None and not is_block_store(self.dataset_path):
-                    self._raw = resolve_raw(self.dataset_path, self._request)
+                    self._raw = self._resolve()
                 store, background = (
                     (BlockStore.open(self.dataset_path), None) if self._raw is None else self._begin(self._raw)
                 )
                 capacity = self._room_for_ten(store) if self.cache_bytes is None else self.cache_bytes
                 self._opened = _Opened(store, ChunkCache(capacity), background, os.getpid())
             return self._opened
+
+    def _resolve(self) -> RawDataset:
+        from penstock.blocks.raw import resolve_raw
+        from penstock.blocks.request import IngestRequest
+        from penstock.sources import ReadOptions
+
+        options: dict[str, Any] = dict(self._raw_options)
+        read = ReadOptions(encoding=options.pop("encoding"))
+        return resolve_raw(self.dataset_path, IngestRequest(block_size=self.samples_per_block, options=read, **options))
 
     def _begin(self, raw: RawDataset) -> tuple[BlockStore, BackgroundIngest | None]:
         """Open the block store that a raw data set becomes, seeing to it that it does."""
@@ -325,6 +334,8 @@ class BlockManager:
 
         def has_begun() -> bool:
             return Journal(storage).header() is not None or finished_manifest(storage) is not None
+
+        from penstock.blocks.background import BackgroundIngest
 
         background = BackgroundIngest(raw)
         background.start()

@@ -14,17 +14,15 @@ from pathlib import Path
 import orjson
 
 from penstock.blocks.ingest import IngestProgress, run_ingest
-from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import DatasetHeader
+from penstock.blocks.places import cache_folder, is_block_store
 from penstock.blocks.request import IngestRequest
 from penstock.blocks.store import finished_manifest
 from penstock.errors import BlockStoreError, SourceError, StorageError
 from penstock.sources import Source, open_source
-from penstock.storage import LocalStorage, open_storage
+from penstock.storage import LocalStorage
 
 _log = logging.getLogger(__name__)
-
-CACHE_VARIABLE = "PENSTOCK_CACHE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,29 +39,6 @@ class RawDataset:
         return open_source(
             self.spec, exclude=self.store_path, options=self.request.options, pinned=self.header.revision
         )
-
-
-def cache_folder() -> Path:
-    """Where raw data sets are kept as blocks: PENSTOCK_CACHE, else penstock in the user's cache folder."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "penstock")
-
-
-def is_block_store(path: str) -> bool:
-    """Whether a path is a block store, finished or being written; refuses what is left of one."""
-    if "://" in path and not path.startswith("file://"):
-        return not path.startswith("hf://")
-    storage = open_storage(path)
-    if not isinstance(storage, LocalStorage) or not storage.root.is_dir():
-        return False
-    if finished_manifest(storage) is not None or Journal(storage).header() is not None:
-        return True
-    if storage.exists("blocks/block_00000.idx"):
-        raise BlockStoreError(
-            f"{path} has blocks and neither manifest nor journal: restore block_manifest.json, or ingest again"
-        )
-    return False
 
 
 def resolve_raw(spec: str, request: IngestRequest, cache: Path | None = None) -> RawDataset:

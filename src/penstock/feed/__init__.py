@@ -8,13 +8,18 @@ Packing is a pure function of a window's samples, so a feed has no buffer to sav
 and goes on at a sequence offset. Below: `blocks`, `plans`. Above: `train`, which makes tensors of it.
 """
 
-from penstock.feed.chunks import ChunkFeed
-from penstock.feed.engines import EngineName, choose_engine
-from penstock.feed.loader import DistributedLoader
-from penstock.feed.mix import Mix
-from penstock.feed.packing import IGNORED_LABEL, Batch, PackedWindow, pack_window
-from penstock.feed.token_cache import TokenCache
-from penstock.feed.tokenizer import Tokenizer, train_tokenizer
+from typing import TYPE_CHECKING
+
+from penstock.exports import opening_lazily
+
+if TYPE_CHECKING:
+    from penstock.feed.chunks import ChunkFeed
+    from penstock.feed.engines import EngineName, choose_engine
+    from penstock.feed.loader import DistributedLoader
+    from penstock.feed.mix import Mix
+    from penstock.feed.packing import IGNORED_LABEL, Batch, PackedWindow, pack_window
+    from penstock.feed.token_cache import TokenCache
+    from penstock.feed.tokenizer import Tokenizer, train_tokenizer
 
 __all__ = [
     "IGNORED_LABEL",
@@ -30,3 +35,21 @@ __all__ = [
     "pack_window",
     "train_tokenizer",
 ]
+
+__getattr__ = opening_lazily(
+    __name__,
+    {
+        "Batch": "packing",
+        "ChunkFeed": "chunks",
+        "DistributedLoader": "loader",
+        "EngineName": "engines",
+        "IGNORED_LABEL": "packing",
+        "Mix": "mix",
+        "PackedWindow": "packing",
+        "TokenCache": "token_cache",
+        "Tokenizer": "tokenizer",
+        "choose_engine": "engines",
+        "pack_window": "packing",
+        "train_tokenizer": "tokenizer",
+    },
+)

@@ -1,15 +1,17 @@
 """Tokens of any samples, brought together in any order at the speed of memory.
 
 A window's chunks are joined, then its samples are put in the plan's order. The second step is a copy of many pieces of
-uneven length; Arrow does that for binary values with one copy a value, so tokens go through it as bytes.
+uneven length; Arrow does that for binary values with one copy a value, so tokens go through it as bytes. Few pieces are
+as quickly put together one by one.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.feed.token_store import TokenChunk
+
+_FEW = 10_000
 
 
 def join(parts: list[TokenChunk], dtype: np.dtype) -> TokenChunk:
@@ -22,6 +24,14 @@ def join(parts: list[TokenChunk], dtype: np.dtype) -> TokenChunk:
 def reorder(samples: TokenChunk, order: np.ndarray) -> TokenChunk:
     """Samples in another order, or some of them: sample i of the result is sample ``order[i]``."""
     ids, offsets = samples.ids, samples.offsets
+    if len(order) <= _FEW:
+        starts, stops = offsets[order].tolist(), offsets[order + 1].tolist()
+        pieces = [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        bounds = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(offsets[order + 1] - offsets[order], out=bounds[1:])
+        return TokenChunk(np.concatenate([np.empty(0, dtype=ids.dtype), *pieces]), bounds)
+    import pyarrow as pa  # slow to start, and needed for many samples only
+
     width = ids.dtype.itemsize
     buffers = [None, pa.py_buffer(offsets * width), pa.py_buffer(np.ascontiguousarray(ids))]
     values = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)

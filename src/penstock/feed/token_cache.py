@@ -29,7 +29,6 @@ from penstock.feed.ranges import BlockRanges
 from penstock.feed.timings import Timings
 from penstock.feed.token_store import TokenChunk, TokenStore
 from penstock.feed.tokenizer import Tokenizer
-from penstock.sources.columns import messages_of
 from penstock.storage import LocalStorage
 
 _log = logging.getLogger(__name__)
@@ -230,6 +229,8 @@ class TokenCache:
         return TokenChunk(ids.astype(self.dtype), offsets)
 
     def _chats(self, rows: list[dict[str, Any]], start: int) -> list[list[dict[str, str]]]:
+        from penstock.sources.columns import messages_of
+
         column = self.blocks.manifest.header.text_column or ""
         chats = []
         for place, row in enumerate(rows):

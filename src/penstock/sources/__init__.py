@@ -9,13 +9,18 @@ writes what comes out of here. One reader a file format; a new format is a new f
 `formats.FORMATS`.
 """
 
-from penstock.sources.base import BadRow, Cursor, RowBatch, Source, where
-from penstock.sources.columns import pick_columns, pick_text_column, text_of
-from penstock.sources.files import FileSource
-from penstock.sources.formats import ReadOptions
-from penstock.sources.opening import open_source
-from penstock.sources.screening import set_textless_rows_aside, set_tokenless_rows_aside
-from penstock.sources.tokens import tokens_of
+from typing import TYPE_CHECKING
+
+from penstock.exports import opening_lazily
+
+if TYPE_CHECKING:
+    from penstock.sources.base import BadRow, Cursor, RowBatch, Source, where
+    from penstock.sources.columns import pick_columns, pick_text_column, text_of
+    from penstock.sources.files import FileSource
+    from penstock.sources.formats import ReadOptions
+    from penstock.sources.opening import open_source
+    from penstock.sources.screening import set_textless_rows_aside, set_tokenless_rows_aside
+    from penstock.sources.tokens import tokens_of
 
 __all__ = [
     "BadRow",
@@ -33,3 +38,23 @@ __all__ = [
     "tokens_of",
     "where",
 ]
+
+__getattr__ = opening_lazily(
+    __name__,
+    {
+        "BadRow": "base",
+        "Cursor": "base",
+        "FileSource": "files",
+        "ReadOptions": "formats",
+        "RowBatch": "base",
+        "Source": "base",
+        "open_source": "opening",
+        "pick_columns": "columns",
+        "pick_text_column": "columns",
+        "set_textless_rows_aside": "screening",
+        "set_tokenless_rows_aside": "screening",
+        "text_of": "columns",
+        "tokens_of": "tokens",
+        "where": "base",
+    },
+)

@@ -10,10 +10,15 @@ the backend by URL. Below: nothing but `faults` and
 sees an `OSError`. Retrying belongs here and nowhere else.
 """
 
-from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
-from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
-from penstock.storage.local import LocalStorage
-from penstock.storage.opening import open_storage
+from typing import TYPE_CHECKING
+
+from penstock.exports import opening_lazily
+
+if TYPE_CHECKING:
+    from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
+    from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
+    from penstock.storage.local import LocalStorage
+    from penstock.storage.opening import open_storage
 
 __all__ = [
     "HubStorage",
@@ -26,3 +31,18 @@ __all__ = [
     "open_storage",
     "search_hub",
 ]
+
+__getattr__ = opening_lazily(
+    __name__,
+    {
+        "HubStorage": "hub",
+        "LocalStorage": "local",
+        "ObjectInfo": "base",
+        "ObjectWriter": "base",
+        "ReadableStorage": "base",
+        "Storage": "base",
+        "open_hub_repository": "hub",
+        "open_storage": "opening",
+        "search_hub": "hub",
+    },
+)
