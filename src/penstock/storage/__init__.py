@@ -11,7 +11,7 @@ sees an `OSError`. Retrying belongs here and nowhere else.
 """
 
 from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
-from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
+from penstock.storage.hub import HubStorage, is_offline, open_hub_repository, search_hub
 from penstock.storage.local import LocalStorage
 from penstock.storage.opening import open_storage
 
@@ -22,6 +22,7 @@ __all__ = [
     "ObjectWriter",
     "ReadableStorage",
     "Storage",
+    "is_offline",
     "open_hub_repository",
     "open_storage",
     "search_hub",
