@@ -15,6 +15,7 @@ import numpy as np
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.engines import EngineName
+from penstock.feed.kept_epoch import KeptEpoch
 from penstock.feed.loading import load_tokenizer
 from penstock.feed.packed_epoch import PackedEpoch
 from penstock.feed.ranges import BlockRanges
@@ -24,6 +25,7 @@ from penstock.feed.text_epoch import Step, TextEpoch
 from penstock.feed.timings import Timings
 from penstock.feed.token_cache import CHUNK_BYTES, TokenCache, chunk_samples
 from penstock.feed.tokenizer import Tokenizer
+from penstock.feed.world import settle_world
 from penstock.plans.orders import ORDERS, OrderName, make_order
 
 WINDOW_CHUNKS = 32
@@ -44,8 +46,8 @@ class DistributedLoader:
         dataset: BlockManager | str | os.PathLike[str],
         batch_size: int,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         *,
         tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         sequence_length: int | None = None,
@@ -62,9 +64,9 @@ class DistributedLoader:
             batch_size: Samples of a global batch, over all ranks; sequences of it, where they are packed.
             seed: Of the order.
             rank: This process's number, from 0.
-            world_size: How many there are.
-            tokenizer: A `tokenizer.json`, a folder with one, or one that is loaded. Given, batches are packed sequences
-                of ids; else they hold texts.
+            world_size: How many there are. Neither given, it is alone; refused where RANK and WORLD_SIZE say otherwise.
+            tokenizer: A `tokenizer.json`, a folder with one, a tiktoken file, a model of the Hub, or one that is
+                loaded. Given, batches are packed sequences of ids; else they hold texts.
             sequence_length: Tokens a sequence.
             fields: The arrays of a packed batch; fewer cost less.
             order: sequential, shuffled, shard-local or numpy.
@@ -74,8 +76,6 @@ class DistributedLoader:
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} holds no sample: expected 1 or more")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} is not in a world of {world_size}: expected 0 to {world_size - 1}")
         if order not in ORDERS:
             raise ConfigError(f"order={order!r} is unknown: expected one of {', '.join(ORDERS)}")
         if (tokenizer is None) != (sequence_length is None):
@@ -85,8 +85,7 @@ class DistributedLoader:
         self.blocks = dataset if isinstance(dataset, BlockManager) else BlockManager(dataset)
         self.batch_size = batch_size
         self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
+        self.rank, self.world_size = settle_world(rank, world_size)
         self._tokenizer = tokenizer
         self.sequence_length = sequence_length
         self.fields = fields
@@ -98,6 +97,8 @@ class DistributedLoader:
         self._changes = 0
         self._timings = Timings()
         self._opened: tuple[BlockRanges, int] | None = None
+        self._texts_kept = KeptEpoch[TextEpoch]()
+        self._packed_kept = KeptEpoch[PackedEpoch]()
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -140,8 +141,8 @@ class DistributedLoader:
         if not 0 <= k < self._batch_count(state):
             raise ConfigError(f"epoch {epoch} has no batch {k}: its batches are 0 to {self._batch_count(state) - 1}")
         if self.tokenizer is None:
-            return self._texts(state).batch(k, self.rank, self.world_size)
-        return self._packed(state).batch(k, self.batch_size, self.rank, self.world_size)
+            return self._texts_kept.get(state, self._texts).batch(k, self.rank, self.world_size)
+        return self._packed_kept.get(state, self._packed).batch(k, self.batch_size, self.rank, self.world_size)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -172,6 +173,11 @@ class DistributedLoader:
         """Batches of this epoch that were handed out."""
         return self._state.step
 
+    @property
+    def state_changes(self) -> int:
+        """Grows whenever what follows is not what was to follow: whoever has made batches ahead drops them."""
+        return self._changes
+
     def reshuffle(self, epoch: int) -> None:
         """Go to the beginning of an epoch; where it stands in that epoch already, nothing changes."""
         if epoch < 0:
@@ -179,6 +185,17 @@ class DistributedLoader:
         if epoch != self._state.epoch:
             self._state = replace(self._state, epoch=epoch, step=0, window=0, offset=0, batch_sizes=())
             self._changes += 1
+
+    def go_to(self, step: int) -> None:
+        """Stand before batch `step` of this epoch, as if those before it had been handed out; for whoever takes batches
+        by number. Packed, it needs the whole token cache."""
+        if not 0 <= step <= self.batches_per_epoch:
+            raise ConfigError(f"step={step} is not in an epoch of {self.batches_per_epoch} batches")
+        window, offset = 0, 0
+        if self.tokenizer is not None:
+            window, offset = self._packed_kept.get(self._state, self._packed).place(step * self.batch_size)
+        self._state = replace(self._state, step=step, window=window, offset=offset)
+        self._changes += 1
 
     def exclude(self, sample_ids: Collection[int] | np.ndarray, *, at_once: bool = False) -> None:
         """Leave samples out, from the next epoch on or from the next batch on (packed: from the next window on).
@@ -288,8 +305,13 @@ class DistributedLoader:
 
     def _batch_count(self, state: LoaderState) -> int:
         if self.tokenizer is None:
-            return self._texts(state).batch_count
-        return self._packed(state).batch_count(self.batch_size, drop_last=self.drop_last)
+            return self._texts_kept.get(state, self._texts).batch_count
+        if state.batch_sizes:
+            raise ConfigError(
+                "the batch size changed in the middle of this epoch, and packed batches have no numbers until the "
+                "next: iterate to its end"
+            )
+        return self._packed_kept.get(state, self._packed).batch_count(self.batch_size, drop_last=self.drop_last)
 
     def _shape(self) -> dict[str, Any]:
         """Everything that makes the batches what they are."""

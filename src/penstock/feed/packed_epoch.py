@@ -41,6 +41,7 @@ class PackedEpoch:
         self._length = sequence_length
         self._pad_id = pad_id
         self._fields = fields
+        self._last: dict[int, Sequences] = {}
         self._exclusions = [
             (entry.window if entry.epoch == state.epoch else 0, entry.sample_ids)
             for entry in state.exclusions
@@ -142,10 +143,24 @@ class PackedEpoch:
             stop = min(last, int(starts[window + 1]))
             if stop > first:
                 begin = int(starts[window])
-                pieces.append((self._made(window), first - begin, stop - begin))
+                pieces.append((self._kept(window), first - begin, stop - begin))
                 first = stop
             window += 1
         return self._batch(pieces, rank, world)[0]
+
+    def place(self, sequence: int) -> tuple[int, int]:
+        """The window in which a sequence of the epoch stands, and its place there; behind the last, the next window."""
+        starts = self._sequence_starts
+        window = int(np.searchsorted(starts, min(sequence, int(starts[-1])), side="right")) - 1
+        return window, max(0, min(sequence, int(starts[-1])) - int(starts[window]))
+
+    def _kept(self, window: int) -> Sequences:
+        """A window, made or still there: batches asked for one after the other come from the same one or two."""
+        if window not in self._last:
+            while len(self._last) > 1:
+                del self._last[next(iter(self._last))]
+            self._last[window] = self._made(window)
+        return self._last[window]
 
     @cached_property
     def _sequence_starts(self) -> np.ndarray:
