@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from feed.stores import SIZE, make_loader, make_small_store, plain, small_chunks
 from penstock.errors import ConfigError
@@ -90,6 +91,24 @@ def test_ranks_in_workers_make_the_global_batch(store: Path) -> None:
     for shares, whole in zip(zip(*ranks, strict=True), expected(store), strict=True):
         ids = [share["sample_ids"].tolist() for share in shares]
         assert sorted(ids[0] + ids[1]) == sorted(whole["sample_ids"])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_stateful_data_loader_goes_on_where_it_was(store: Path, packed: bool, workers: int) -> None:
+    def items() -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(
+            settled(make_loader(store, packed=packed)),  # pyright: ignore[reportArgumentType]
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+
+    first, second = items(), items()
+    iterator = iter(first)
+    got = [plain(next(iterator)) for _ in range(5)]
+    second.load_state_dict(first.state_dict())
+    assert got + [plain(batch) for batch in second] == expected(store, packed=packed)
 
 
 # -- with the state ----------------------------------------------------------------------------------------------------
