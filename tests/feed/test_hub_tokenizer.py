@@ -229,6 +229,16 @@ def test_their_cache_without_the_settings_is_told_offline(
     assert "the cache has no tokenizer_config.json" in caplog.text
 
 
+def test_a_cache_that_cannot_be_written_costs_only_the_next_fetch(
+    hub: Hub, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.add("a/b", model, model=True)
+    (tmp_path / "cache").write_text("no folder")
+    with caplog.at_level(logging.WARNING):
+        assert find_tokenizer("a/b").end_of_text == "<fin>"
+    assert "tokenizer.json is not kept, and will be fetched again" in caplog.text
+
+
 # -- in a run ----------------------------------------------------------------------------------------------------------
 
 

@@ -74,6 +74,13 @@ def test_ranks_without_samples_have_empty_tensors(store: Path, packed: bool) -> 
     assert ids == list(range(SIZE))
 
 
+def test_a_device_that_is_neither_cpu_nor_cuda_is_given_its_batches(store: Path) -> None:
+    batches = list(TorchBatches(make_loader(store, packed=True), device="meta"))
+    assert {value.device.type for batch in batches for value in batch.values()} == {"meta"}
+    with pytest.raises(ConfigError, match="pin_memory"):
+        iter(TorchBatches(make_loader(store), device="meta", pin_memory=True))
+
+
 def test_epochs_follow_each_other(store: Path) -> None:
     adapted, loader = TorchBatches(make_loader(store)), make_loader(store)
     for _ in range(3):

@@ -59,7 +59,7 @@ class KeptFiles:
         return self.storage.get(self._key(name))
 
     def keep(self, name: str, data: bytes) -> None:
-        self.storage.put(self._key(name), data)
+        _keep(self.storage, self._key(name), data)
 
     def _key(self, name: str) -> str:
         return f"{_folder(self.name)}/snapshots/{self.commit}/{name}"
@@ -132,7 +132,7 @@ def open_hub_tokenizer(hub_name: HubName) -> TokenizerFiles:
         _log.warning("%s: taking the copy in the cache, of %s: %s", hub_name, found.where, error)
         return found
     _log.info("tokenizer %s is %s", hub_name, repository.url)
-    own.put(_reference(hub_name), repository.commit.encode())
+    _keep(own, _reference(hub_name), repository.commit.encode())
     found = _complete(own, others, hub_name.name, repository.commit)
     if found is not None:
         return found
@@ -143,12 +143,10 @@ def open_hub_tokenizer(hub_name: HubName) -> TokenizerFiles:
     )
 
 
-def refused(hub_name: HubName, error: StorageError) -> StorageError:
+def refused(spec: str, error: StorageError) -> StorageError:
     """What the Hub refused, with what else was tried; of the same kind."""
-    told = (
-        f"tokenizer {hub_name.name!r}: there is no file or folder of this name in {Path.cwd()}, and as a model of the "
-        f"Hub it is not to be had: {error}"
-    )
+    looked = "" if spec.startswith("hf://") else f"there is no file or folder of this name in {Path.cwd()}, and "
+    told = f"tokenizer {spec!r}: {looked}as a model of the Hub it is not to be had: {error}"
     kind = next((kind for kind in (AccessDenied, ObjectNotFound) if isinstance(error, kind)), StorageError)
     return kind(told)
 
@@ -196,6 +194,14 @@ def _defines(kept: KeptFiles) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def _keep(storage: LocalStorage, key: str, data: bytes) -> None:
+    """Keep a copy for the next time; a cache that cannot be written to is told, and costs only that."""
+    try:
+        storage.put(key, data)
+    except StorageError as error:
+        _log.warning("%s is not kept, and will be fetched again: %s", key, error)
 
 
 def _folder(name: str) -> str:

@@ -31,7 +31,7 @@ def find_tokenizer(spec: str, *, end_of_text: str | None = None) -> NamedTokeniz
             main = find_definition(files)
             return read_tokenizer(files, main, encoding=wanted.encoding, end_of_text=wanted.end_of_text)
         except StorageError as error:
-            raise refused(wanted.place, error) from error
+            raise refused(spec, error) from error
     path = wanted.place
     if path.is_dir():
         files = FolderFiles(folder=path)
