@@ -12,6 +12,7 @@ __all__ = [
     "BlockManager",
     "ChunkTracker",
     "DistributedLoader",
+    "Mix",
     "TrainingConfig",
     "ingest",
     "process_raw_dataset_to_blocks",
@@ -22,7 +23,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.blocks import BlockManager, ingest, process_raw_dataset_to_blocks
-    from penstock.feed import DistributedLoader
+    from penstock.feed import DistributedLoader, Mix
     from penstock.ledger.tracker import ChunkTracker
     from penstock.train.config import TrainingConfig
     from penstock.train.run import run_training
@@ -31,6 +32,7 @@ _HOMES = {
     "BlockManager": "penstock.blocks",
     "ChunkTracker": "penstock.ledger.tracker",
     "DistributedLoader": "penstock.feed",
+    "Mix": "penstock.feed",
     "TrainingConfig": "penstock.train.config",
     "ingest": "penstock.blocks",
     "process_raw_dataset_to_blocks": "penstock.blocks",

@@ -1,20 +1,19 @@
-"""Small values that several layers speak of."""
+"""Small values that several layers speak of. Named tuples are those made for every claim."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ChunkRef:
+class ChunkRef(NamedTuple):
     """Names one chunk: its block and its place in that block."""
 
     block_id: int
     chunk_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFacts:
+class BlockFacts(NamedTuple):
     """What a ledger has to know about a block before it can hand out its chunks."""
 
     sample_count: int

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store
+from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store, start_training
 from penstock.cli.main import app
 from penstock.train.run import run_training
 
@@ -105,6 +108,38 @@ def test_status_tells_where_a_run_stands(finished: tuple[Path, Path]) -> None:
     assert (told["samples_committed"], told["total_samples"], told["epoch"]) == (SAMPLES, SAMPLES, 0)
     assert told["chunks"] == {"open": 0, "leased": 0, "trained": 0, "committed": 12, "excluded": 0}
     assert f"{SAMPLES} of {SAMPLES} samples" in penstock("status", finished[1]).stdout
+
+
+def test_status_can_be_watched_while_a_run_goes_on_and_ends_with_it(tmp_path: Path) -> None:
+    config = counting_config(make_store(tmp_path), tmp_path / "run", iterate=True)
+    training = start_training(config)
+    command = [sys.executable, "-m", "penstock", "status", str(tmp_path / "run"), "--watch", "--json"]
+    try:
+        while not (tmp_path / "run" / "ledger.sqlite").exists():
+            assert training.is_alive()
+            time.sleep(0.05)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            told = [_next_json(watching.stdout) for _ in range(3)]
+            os.kill(training.pid or 0, signal.SIGTERM)
+            told += list(iter(lambda: _next_json(watching.stdout), None))
+            assert watching.wait(60) == 0
+    finally:
+        training.join(60)
+    steps = [status["total_steps"] for status in told if status]
+    assert steps == sorted(steps)
+    assert len(steps) > 3
+    assert {worker["state"] for worker in told[-1]["workers"]} == {"ended"}
+
+
+def _next_json(lines: Iterable[str] | None) -> Any:
+    """The next JSON object of a stream of indented ones; None at its end."""
+    text = ""
+    for line in lines or ():
+        text += line
+        if line.rstrip() == "}":
+            return json.loads(text)
+    return None
 
 
 def test_audit_proves_the_epoch(finished: tuple[Path, Path]) -> None:

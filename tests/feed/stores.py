@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from penstock.blocks import ingest
-from penstock.feed import DistributedLoader, loader, token_cache, train_tokenizer
+from penstock.feed import DistributedLoader, source_feed, token_cache, train_tokenizer
 
 SIZE = 203
 TEXTS = [f"sample {number}: " + "word " * (number * 7 % 23) for number in range(SIZE)]
@@ -29,7 +29,7 @@ class SmallLoader(DistributedLoader):
     """A loader that brings the tests' small chunks along into a spawned process."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        token_cache.CHUNK_BYTES, loader.WINDOW_CHUNKS = 400, 3
+        token_cache.CHUNK_BYTES, source_feed.WINDOW_CHUNKS = 400, 3
         self.__dict__.update(state)
 
 
@@ -42,7 +42,7 @@ def make_loader(store: Path, batch_size: int = 7, *, packed: bool = False, **mor
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples and windows of a few chunks; see `SmallLoader`."""
     monkeypatch.setattr(token_cache, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(loader, "WINDOW_CHUNKS", 3)
+    monkeypatch.setattr(source_feed, "WINDOW_CHUNKS", 3)
 
 
 def plain(batch: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import BlockStoreError, ConfigError
-from penstock.feed import Tokenizer, token_cache, train_tokenizer
-from penstock.feed import loader as loader_module
+from penstock.feed import Tokenizer, source_feed, token_cache, train_tokenizer
 from penstock.feed.loader import DistributedLoader
+from penstock.feed.pieces import PACKINGS, Packing
 from penstock.plans.orders import ORDERS, OrderName
 
 SIZES = (1, 2, 7, 50, 203)
@@ -26,7 +27,7 @@ for place in range(0, len(TEXTS), 11):
     TEXTS[place] = ""
 LENGTH = 16
 
-examples = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+examples = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +52,23 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[int, BlockManager]:
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few samples and windows of a few chunks, so that small data sets have many of both."""
     monkeypatch.setattr(token_cache, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(loader_module, "WINDOW_CHUNKS", 3)
+    monkeypatch.setattr(source_feed, "WINDOW_CHUNKS", 3)
 
 
 def joined(shares: list[dict[str, Any]], world: int) -> list[Any]:
     """The rows of a global batch from its ranks' shares: texts, or lists of ids."""
-    name = "text" if "text" in shares[0] else "input_ids"
-    rows = [list(share[name]) if name == "text" else share[name].tolist() for share in shares]
+    rows = [_rows(share) for share in shares]
     total = sum(map(len, rows))
     return [rows[place % world][place // world] for place in range(total)]
+
+
+def _rows(share: dict[str, Any]) -> list[Any]:
+    if "text" in share:
+        return list(share["text"])
+    if share["input_ids"].ndim == 2:
+        return share["input_ids"].tolist()
+    bounds = share["cu_seqlens"].tolist()
+    return [share["input_ids"][first:stop].tolist() for first, stop in pairwise(bounds)]
 
 
 def epoch_of(make: Any, world: int) -> list[list[Any]]:
@@ -76,7 +85,7 @@ shapes = st.fixed_dictionaries(
         "seed": st.integers(0, 3),
         "order": st.sampled_from(ORDERS),
         "drop_last": st.booleans(),
-        "packed": st.booleans(),
+        "packing": st.sampled_from([None, *PACKINGS]),
     }
 )
 
@@ -86,7 +95,8 @@ class Case:
 
     def __init__(self, shape: dict[str, Any], stores: dict[int, BlockManager], tokenizer: Tokenizer) -> None:
         self.size: int = shape["size"]
-        self.packed: bool = shape["packed"]
+        self.packing: Packing | None = shape["packing"]
+        self.packed = self.packing is not None
         self.drop_last: bool = shape["drop_last"]
         self.batch_size: int = shape["batch_size"]
         self._order: OrderName = shape["order"]
@@ -95,7 +105,9 @@ class Case:
         self._tokenizer = tokenizer
 
     def loader(self, rank: int = 0, world: int = 1, **changes: Any) -> DistributedLoader:
-        more: dict[str, Any] = {"tokenizer": self._tokenizer, "sequence_length": LENGTH} if self.packed else {}
+        more: dict[str, Any] = {}
+        if self.packed:
+            more = {"tokenizer": self._tokenizer, "sequence_length": LENGTH, "packing": self.packing}
         chosen = {"batch_size": self.batch_size, "seed": self._seed, **changes}
         return DistributedLoader(
             self._blocks,
@@ -282,6 +294,7 @@ def test_what_shapes_the_batches_is_refused_by_name_when_it_changes(
         ({"order": "shuffled"}, "order: got 'shuffled'"),
         ({"drop_last": True}, "drop_last: got True"),
         ({"sequence_length": 32}, "sequence_length: got 32, expected 16"),
+        ({"packing": "pad"}, "packing: got 'pad', expected 'concatenate'"),
         ({"tokenizer": other}, "tokenizer: got 'sha256"),
         ({"dataset": stores[7]}, "dataset_id: got 'sha256"),
     ):
@@ -303,6 +316,9 @@ def test_settings_that_cannot_work_are_refused(stores: dict[int, BlockManager], 
         ({"order": "random"}, "order='random' is unknown"),
         ({"tokenizer": tokenizer}, "tokenizer and sequence_length belong together"),
         ({"fields": ("ids",)}, "fields ids are unknown"),
+        ({"packing": "loose"}, "packing='loose' is unknown: expected one of concatenate, best-fit"),
+        ({"learn": "user"}, "learn='user' is unknown"),
+        ({"learn": "assistant"}, "learn='assistant' needs a tokenizer"),
     ):
         with pytest.raises(ConfigError, match=told):
             DistributedLoader(stores[7], **{"batch_size": 1, **chosen})

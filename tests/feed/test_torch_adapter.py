@@ -14,9 +14,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from feed.stores import LENGTH, SIZE, make_loader, make_small_store, plain, small_chunks
+from feed.stores import LENGTH, SIZE, TOKENIZER, make_loader, make_small_store, plain, small_chunks
 from penstock.errors import BlockStoreError, ConfigError, PenstockError
 from penstock.feed import DistributedLoader
+from penstock.feed.mix import Mix
+from penstock.feed.sequences import FIELDS
 from penstock.feed.torch_adapter import TorchBatches, rank_and_world_size
 from penstock.feed.torch_tensors import as_tensor
 
@@ -53,12 +55,51 @@ def test_batches_are_the_loaders_as_tensors(store: Path, packed: bool, ahead: in
     for batch in got:
         arrays = {name: value for name, value in batch.items() if not isinstance(value, list)}
         assert {value.dtype for value in arrays.values()} == {torch.int64}
+        assert batch.keys() == expected[0].keys()
         assert {value.device.type for value in arrays.values()} == {device or "cpu"}
     if packed:
         assert got[0]["input_ids"].shape == (7, LENGTH)
     else:
         assert isinstance(got[0]["text"][0], str)
     assert feeding() == []
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best-fit", "pad", "ragged"])
+def test_every_packing_and_every_field_goes_through(store: Path, packing: Any) -> None:
+    def make() -> DistributedLoader:
+        fields = tuple(name for name in FIELDS if packing != "ragged" or name != "attention_mask")
+        return make_loader(store, packed=True, packing=packing, fields=fields)
+
+    expected, adapted = [plain(batch) for batch in make()], TorchBatches(make())
+    got = list(adapted)
+    assert [plain(batch) for batch in got] == expected
+    assert {batch["input_ids"].dtype for batch in got} == {torch.int64}
+    assert {batch["cu_seqlens"].dtype for batch in got} == {torch.int32}, "as the kernels want it"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_mix_goes_through_with_its_state(tmp_path: Path, store: Path, packed: bool) -> None:
+    other = make_small_store(tmp_path)
+    more = {"tokenizer": TOKENIZER, "sequence_length": LENGTH} if packed else {}
+    for path in (store, other):
+        make_loader(path, packed=True).token_cache.build()
+
+    def make() -> DistributedLoader:
+        return DistributedLoader(Mix({"one": store, "two": other}, epochs={"one": 1, "two": 2}), 7, 3, **more)
+
+    whole, alone = [plain(batch) for batch in make()], make()
+    adapted, got = TorchBatches(make(), ahead=3), []
+    for batch, wanted in zip(adapted, alone, strict=False):
+        got.append(plain(batch))
+        assert plain(batch) == plain(wanted)
+        assert adapted.state_dict() == alone.state_dict()
+        if len(got) == 9:
+            break
+    again = TorchBatches(make())
+    again.load_state_dict(adapted.state_dict())
+    assert got + [plain(batch) for batch in again] == whole
+    with pytest.raises(ConfigError, match="cannot be told where it stands"):
+        make().go_to(1)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -228,8 +269,8 @@ def test_settings_that_cannot_work_are_refused(store: Path) -> None:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int32, np.int64])
-def test_integers_become_int64_and_keep_their_values(dtype: type[np.generic]) -> None:
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.int64])
+def test_ids_become_int64_and_keep_their_values(dtype: type[np.generic]) -> None:
     array = np.array([[0, 1, np.iinfo(dtype).max]], dtype=dtype)  # pyright: ignore
     tensor = as_tensor(array)
     assert tensor.dtype == torch.int64
@@ -248,6 +289,7 @@ def test_memory_is_shared_where_nothing_has_to_change() -> None:
 def test_other_things_stay_what_they_are() -> None:
     assert as_tensor(["a"]) == ["a"]
     assert as_tensor(np.array([True])).dtype == torch.bool
+    assert as_tensor(np.array([1], dtype=np.int32)).dtype == torch.int32
     assert as_tensor(np.array([0.5], dtype=np.float32)).dtype == torch.float32
     assert isinstance(as_tensor(np.array(["a"])), np.ndarray)
     assert as_tensor(np.empty((0, 4), dtype=np.uint16)).shape == (0, 4)

@@ -15,15 +15,14 @@ from pathlib import Path
 import torch
 
 from feed.stores import make_loader
-from penstock.feed import loader as loader_module
-from penstock.feed import token_cache
+from penstock.feed import source_feed, token_cache
 from penstock.feed.torch_adapter import TorchBatches, rank_and_world_size
 
 COMMIT_EVERY = 4
 
 
 def main(store: Path, folder: Path, kind: str, dies_at: int | None) -> None:
-    token_cache.CHUNK_BYTES, loader_module.WINDOW_CHUNKS = 400, 3
+    token_cache.CHUNK_BYTES, source_feed.WINDOW_CHUNKS = 400, 3
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world_size = rank_and_world_size()
     assert (str(rank), str(world_size)) == (os.environ["RANK"], os.environ["WORLD_SIZE"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,11 +36,33 @@ def test_every_draw_of_every_data_set_comes_once_in_order(weights: list[float], 
 def test_shares_are_kept_all_along(weights: list[float], seed: int) -> None:
     mixture = Mixture(weights, seed=seed)
     shares = np.array(weights) / sum(weights)
-    np.testing.assert_allclose(mixture.shares(0), shares, atol=2e-6)
+    np.testing.assert_allclose(mixture.shares(0), shares, atol=2e-9)
     cycle = mixture._stretches[0].cycle
     for cycles in (1, 2, 7, 1000):
-        expected = shares * cycle * cycles
-        np.testing.assert_allclose(mixture.draws_before(cycle * cycles), expected, atol=1.01 + 2e-6 * cycle * cycles)
+        drawn = mixture.draws_before(cycle * cycles)
+        np.testing.assert_allclose(drawn, shares * cycle * cycles, atol=len(weights) + 2e-9 * cycle * cycles)
+
+
+@given(counts=st.lists(st.integers(0, 400), min_size=1, max_size=5), seed=st.integers(0, 9))
+def test_given_counts_are_used_up_together_to_the_draw(counts: list[int], seed: int) -> None:
+    mixture = Mixture.of_counts(counts, seed=seed)
+    sources, draws = mixture.at(np.arange(sum(counts)))
+    assert np.bincount(sources, minlength=len(counts)).tolist() == counts
+    for source, count in enumerate(counts):
+        assert draws[sources == source].tolist() == list(range(count))
+    middle = sum(counts) // 2
+    np.testing.assert_allclose(
+        np.bincount(sources[:middle], minlength=len(counts)), np.array(counts) / 2, atol=len(counts) + 128
+    )
+    copy = pickle.loads(pickle.dumps(mixture))  # noqa: S301 - our own
+    assert np.array_equal(copy.at(np.arange(sum(counts)))[0], sources)
+
+
+def test_the_smallest_share_is_drawn_too() -> None:
+    mixture = Mixture([1e-6, 1, 1e-3])
+    before = [mixture.draws_before(at) for at in range(0, 10**7, 500_000)]
+    assert all((later >= earlier).all() for earlier, later in pairwise(before))
+    assert 9 <= before[-1][0] + 1 <= 11
 
 
 def test_a_weight_of_nothing_is_never_drawn() -> None:
@@ -73,7 +96,7 @@ def test_data_sets_are_well_mixed_within_a_cycle() -> None:
     assert runs.max() < 25
 
 
-@pytest.mark.parametrize("bad", [[], [0, 0], [-1, 2], [float("nan")], [float("inf"), 1], [1e-9, 1]])
+@pytest.mark.parametrize("bad", [[], [0, 0], [-1, 2], [float("nan")], [float("inf"), 1], [1e-10, 1]])
 def test_weights_that_cannot_be_shared_out_are_refused(bad: list[float]) -> None:
     with pytest.raises(ConfigError, match=r"cannot be shared out|is a share of less than"):
         Mixture(bad)

@@ -28,19 +28,21 @@ def status(
     run: RunArgument,
     as_json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Again every second, until the epoch is over or Ctrl-C.")
+        bool, typer.Option("--watch", help="Again every second, until no worker is left or Ctrl-C.")
     ] = False,
 ) -> None:
     """Show where a run stands. Does not disturb it."""
     from penstock.observe.run_folder import RunFolder
 
     folder = RunFolder(run)
+    quiet = 0
     while True:
         found = folder.ledger.status()
+        quiet = 0 if not found.workers or any(worker.state == "active" for worker in found.workers) else quiet + 1
         if watch and not as_json and console().is_terminal:
             console().clear()
         _print_status(folder, found, run, as_json=as_json)
-        if not watch or found.samples_committed >= folder.dataset["total_samples"]:
+        if not watch or quiet > 1:  # not at the first: a worker that was fenced joins again
             return
         sys.stdout.flush()
         time.sleep(_WATCH_S)

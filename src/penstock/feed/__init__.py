@@ -12,6 +12,7 @@ and goes on at a sequence offset. Below: `blocks`, `plans`. Above: `train`, whic
 from penstock.feed.chunks import ChunkFeed
 from penstock.feed.engines import EngineName, choose_engine
 from penstock.feed.loader import DistributedLoader
+from penstock.feed.mix import Mix
 from penstock.feed.packing import IGNORED_LABEL, Batch, PackedWindow, pack_window
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.tokenizer import Tokenizer, train_tokenizer
@@ -22,6 +23,7 @@ __all__ = [
     "ChunkFeed",
     "DistributedLoader",
     "EngineName",
+    "Mix",
     "PackedWindow",
     "TokenCache",
     "Tokenizer",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from penstock.feed.token_cache import TokenCache
 from penstock.feed.token_store import TokenChunk
 
 
@@ -32,15 +31,3 @@ def reorder(samples: TokenChunk, order: np.ndarray) -> TokenChunk:
     if data is None or not len(order):
         return TokenChunk(np.empty(0, dtype=ids.dtype), np.zeros(len(order) + 1, dtype=np.int64))
     return TokenChunk(np.frombuffer(data, dtype=ids.dtype, count=int(placed[-1])), placed)
-
-
-def gather(cache: TokenCache, sample_ids: np.ndarray) -> TokenChunk:
-    """The tokens of samples from anywhere, in this order. Costs a copy a sample, and a look at each chunk touched."""
-    by_place = np.argsort(sample_ids, kind="stable")
-    numbers, places = np.divmod(sample_ids[by_place], cache.chunk_size)
-    parts = [  # a chunk at a time: together they may be the whole data set
-        reorder(cache.chunks([number])[0], places[numbers == number]) for number in np.unique(numbers).tolist()
-    ]
-    back = np.empty(len(by_place), dtype=np.int64)
-    back[by_place] = np.arange(len(by_place))
-    return reorder(join(parts, cache.dtype), back)

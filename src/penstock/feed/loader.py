@@ -14,22 +14,20 @@ import numpy as np
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
-from penstock.feed.engines import EngineName
-from penstock.feed.kept_epoch import KeptEpoch
-from penstock.feed.loading import load_tokenizer
-from penstock.feed.packed_epoch import PackedEpoch
-from penstock.feed.ranges import BlockRanges
+from penstock.feed.mix import Mix
+from penstock.feed.mixed_feed import MixedFeed
+from penstock.feed.pieces import PACKINGS, Packing
+from penstock.feed.plain_feed import Batch, Feed, PlainFeed
 from penstock.feed.sequences import FIELDS, FieldName
-from penstock.feed.state import ExclusionEntry, LoaderState
-from penstock.feed.text_epoch import Step, TextEpoch
-from penstock.feed.timings import Timings
-from penstock.feed.token_cache import CHUNK_BYTES, TokenCache, chunk_samples
+from penstock.feed.source_feed import FeedSettings, Learn, SourceFeed, TokenizerChoice
+from penstock.feed.state import LoaderState
+from penstock.feed.text_epoch import Step
+from penstock.feed.token_cache import TokenCache
 from penstock.feed.tokenizer import Tokenizer
 from penstock.feed.world import settle_world
-from penstock.plans.orders import ORDERS, OrderName, make_order
+from penstock.plans.orders import ORDERS, OrderName
 
-WINDOW_CHUNKS = 32
-Batch = dict[str, Any]
+Dataset = BlockManager | str | os.PathLike[str]
 
 
 class DistributedLoader:
@@ -43,7 +41,7 @@ class DistributedLoader:
 
     def __init__(
         self,
-        dataset: BlockManager | str | os.PathLike[str],
+        dataset: Dataset | Mix,
         batch_size: int,
         seed: int = 0,
         rank: int | None = None,
@@ -51,6 +49,9 @@ class DistributedLoader:
         *,
         tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         sequence_length: int | None = None,
+        packing: Packing = "concatenate",
+        learn: Learn = "all",
+        chat_template: str | None = None,
         fields: tuple[FieldName, ...] = ("input_ids", "labels", "position_ids", "document_ids"),
         order: OrderName = "shard-local",
         drop_last: bool = False,
@@ -60,14 +61,19 @@ class DistributedLoader:
         """Remember what to load.
 
         Args:
-            dataset: An open block store, or its path.
+            dataset: An open block store, or its path; or a mix of several.
             batch_size: Samples of a global batch, over all ranks; sequences of it, where they are packed.
             seed: Of the order.
             rank: This process's number, from 0.
             world_size: How many there are. Neither given, it is alone; refused where RANK and WORLD_SIZE say otherwise.
             tokenizer: A `tokenizer.json`, a folder with one, a tiktoken file, a model of the Hub, or one that is
                 loaded. Given, batches are packed sequences of ids; else they hold texts.
-            sequence_length: Tokens a sequence.
+            sequence_length: Tokens a sequence; at most so many where they are ragged.
+            packing: concatenate (documents end to end, cut into sequences), best-fit (documents whole, several a
+                sequence), pad or ragged (a document a sequence). Longer ones are split, never cut off.
+            learn: What labels hold: every token, or the assistant's turns of chats (instructions and prompts too).
+            chat_template: How chats are written, where `learn` is "assistant": chatml, llama3, plain or a Jinja
+                template; else the tokenizer's own, or the first that its special tokens suit.
             fields: The arrays of a packed batch; fewer cost less.
             order: sequential, shuffled, shard-local or numpy.
             drop_last: Whether a short last batch of an epoch is left out.
@@ -80,32 +86,57 @@ class DistributedLoader:
             raise ConfigError(f"order={order!r} is unknown: expected one of {', '.join(ORDERS)}")
         if (tokenizer is None) != (sequence_length is None):
             raise ConfigError("tokenizer and sequence_length belong together: give both, or neither for texts")
+        if packing not in PACKINGS:
+            raise ConfigError(f"packing={packing!r} is unknown: expected one of {', '.join(PACKINGS)}")
+        if learn not in ("all", "assistant"):
+            raise ConfigError(f"learn={learn!r} is unknown: expected 'all' or 'assistant'")
+        if learn == "assistant" and tokenizer is None:
+            raise ConfigError("learn='assistant' needs a tokenizer: it is tokens that are learned or not")
         if unknown := [name for name in fields if name not in FIELDS]:
             raise ConfigError(f"fields {', '.join(unknown)} are unknown: expected some of {', '.join(FIELDS)}")
-        self.blocks = dataset if isinstance(dataset, BlockManager) else BlockManager(dataset)
+        if cache is not None and isinstance(dataset, Mix):
+            raise ConfigError("cache is of one data set, and this is a mix of several: leave it out")
         self.batch_size = batch_size
-        self.seed = seed
         self.rank, self.world_size = settle_world(rank, world_size)
-        self._tokenizer = tokenizer
-        self.sequence_length = sequence_length
-        self.fields = fields
-        self.order: OrderName = order
-        self.drop_last = drop_last
-        self.prefetch_bytes = prefetch_bytes
-        self._cache = cache
+        self._settings = FeedSettings(
+            seed=seed,
+            order=order,
+            sequence_length=sequence_length,
+            packing=packing,
+            learn=learn,
+            chat_template=chat_template,
+            fields=fields,
+        )
+        self._feed = self._make_feed(dataset, TokenizerChoice(tokenizer), cache, prefetch_bytes, drop_last=drop_last)
         self._state = LoaderState(shape={})
         self._changes = 0
-        self._timings = Timings()
-        self._opened: tuple[BlockRanges, int] | None = None
-        self._texts_kept = KeptEpoch[TextEpoch]()
-        self._packed_kept = KeptEpoch[PackedEpoch]()
+
+    def _make_feed(
+        self,
+        dataset: Dataset | Mix,
+        tokenizer: TokenizerChoice,
+        cache: TokenCache | None,
+        prefetch_bytes: int,
+        *,
+        drop_last: bool,
+    ) -> Feed:
+        def source(dataset: Dataset, name: str = "") -> SourceFeed:
+            blocks = dataset if isinstance(dataset, BlockManager) else BlockManager(dataset)
+            return SourceFeed(blocks, self._settings, tokenizer, source=name, cache=cache)
+
+        if isinstance(dataset, Mix):
+            sources = [source(mixed, name) for name, mixed in dataset.datasets.items()]
+            return MixedFeed(dataset, sources, drop_last=drop_last, prefetch_bytes=prefetch_bytes)
+        return PlainFeed(source(dataset), drop_last=drop_last, prefetch_bytes=prefetch_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, loaded on first use with the engine that suits it; None where texts are fed."""
-        if self._tokenizer is not None and not isinstance(self._tokenizer, Tokenizer):
-            self._tokenizer = load_tokenizer(os.fspath(self._tokenizer), self.blocks)
-        return self._tokenizer
+        return self._feed.sources[0].tokenizer
+
+    @property
+    def seed(self) -> int:
+        return self._settings.seed
 
     # -- iterating -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +148,7 @@ class DistributedLoader:
             steps = self._steps()
             try:
                 for step in steps:
-                    self._state = replace(self._state, step=step.next_step, window=step.window, offset=step.offset)
+                    self._state = replace(self._state, **step.place)
                     yield step.batch
                     if changes != self._changes:
                         break  # what was made ahead is of the plan before
@@ -127,27 +158,25 @@ class DistributedLoader:
                 steps.close()
             if self._state.epoch != epoch:
                 return
-        self._state = replace(self._state, epoch=epoch + 1, step=0, window=0, offset=0, batch_sizes=())
+        self._state = self._feed.following(self._state)
 
     def _steps(self) -> Generator[Step, None, None]:
-        state = self._state
-        if self.tokenizer is None:
-            return self._texts(state).steps_ahead(state.step, self.rank, self.world_size, self.prefetch_bytes)
-        return self._packed(state).steps(state, self.batch_size, self.rank, self.world_size, drop_last=self.drop_last)
+        return self._feed.steps(self._state, self.batch_size, self.rank, self.world_size)
 
     def batch(self, epoch: int, k: int) -> Batch:
         """Batch k of an epoch, as this rank gets it: a pure function, wherever the loader stands."""
-        state = self._state if epoch == self._state.epoch else replace(self._state, epoch=epoch, batch_sizes=())
-        if not 0 <= k < self._batch_count(state):
-            raise ConfigError(f"epoch {epoch} has no batch {k}: its batches are 0 to {self._batch_count(state) - 1}")
-        if self.tokenizer is None:
-            return self._texts_kept.get(state, self._texts).batch(k, self.rank, self.world_size)
-        return self._packed_kept.get(state, self._packed).batch(k, self.batch_size, self.rank, self.world_size)
+        state = self._state
+        if epoch != state.epoch:
+            state = self._feed.begin(state, epoch, self.batch_size)
+        count = self._feed.batch_count(state, self.batch_size)
+        if not 0 <= k < count:
+            raise ConfigError(f"epoch {epoch} has no batch {k}: its batches are 0 to {count - 1}")
+        return self._feed.batch(state, k, self.batch_size, self.rank, self.world_size)
 
     @property
     def batches_per_epoch(self) -> int:
         """Batches of the current epoch, the same for every rank. Packed, it needs the whole token cache."""
-        return self._batch_count(self._state)
+        return self._feed.batch_count(self._state, self.batch_size)
 
     def __len__(self) -> int:
         """Batches of the current epoch; a TypeError where that is not known yet, as `list` and others expect it."""
@@ -174,51 +203,59 @@ class DistributedLoader:
         return self._state.step
 
     @property
+    def position(self) -> LoaderState:
+        """Where it stands, as a value that costs nothing to keep: for whoever makes batches ahead. See `state_at`."""
+        return self._state
+
+    @property
     def state_changes(self) -> int:
         """Grows whenever what follows is not what was to follow: whoever has made batches ahead drops them."""
         return self._changes
-
-    def reshuffle(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; where it stands in that epoch already, nothing changes."""
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch} does not exist: expected 0 or more")
-        if epoch != self._state.epoch:
-            self._state = replace(self._state, epoch=epoch, step=0, window=0, offset=0, batch_sizes=())
-            self._changes += 1
 
     def go_to(self, step: int) -> None:
         """Stand before batch `step` of this epoch, as if those before it had been handed out; for whoever takes batches
         by number. Packed, it needs the whole token cache."""
         if not 0 <= step <= self.batches_per_epoch:
             raise ConfigError(f"step={step} is not in an epoch of {self.batches_per_epoch} batches")
-        window, offset = 0, 0
-        if self.tokenizer is not None:
-            window, offset = self._packed_kept.get(self._state, self._packed).place(step * self.batch_size)
-        self._state = replace(self._state, step=step, window=window, offset=offset)
+        self._state = self._feed.at(self._state, step, self.batch_size)
         self._changes += 1
 
-    def exclude(self, sample_ids: Collection[int] | np.ndarray, *, at_once: bool = False) -> None:
+    def reshuffle(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; where it stands in that epoch already, nothing changes."""
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} does not exist: expected 0 or more")
+        if epoch != self._state.epoch:
+            self._state = self._feed.begin(self._state, epoch, self.batch_size)
+            self._changes += 1
+
+    def exclude(
+        self, sample_ids: Collection[int] | np.ndarray, *, source: str | None = None, at_once: bool = False
+    ) -> None:
         """Leave samples out, from the next epoch on or from the next batch on (packed: from the next window on).
 
         To be called with the same ids at the same step on every rank.
+
+        Args:
+            sample_ids: Which.
+            source: Of which data set of a mix.
+            at_once: From the next batch on, not from the next epoch on.
         """
         ids = np.unique(np.fromiter(sample_ids, dtype=np.int64))
-        total = self._ranges.total_samples
+        entry = self._feed.exclusion(self._state, ids, source, at_once=at_once)
+        total = self._feed.sources[entry.source].ranges.total_samples
         if len(ids) and (ids[0] < 0 or ids[-1] >= total):
             raise ConfigError(f"samples {ids[0]} to {ids[-1]} are not all in 0 to {total - 1}: nothing was excluded")
-        state = self._state
-        entry = ExclusionEntry(
-            epoch=state.epoch if at_once else state.epoch + 1,
-            step=state.step if at_once else 0,
-            window=(state.window + bool(state.offset)) if at_once else 0,
-            sample_ids=ids,
-        )
-        self._state = replace(state, exclusions=(*state.exclusions, entry))
-        self._changes += at_once
+        self._state = replace(self._state, exclusions=(*self._state.exclusions, entry))
+        # A data set of a mix may begin its next epoch at any step.
+        self._changes += at_once or isinstance(self._feed, MixedFeed)
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, as JSON: the same on every rank, good for any number of them."""
-        return replace(self._state, shape=self._shape()).as_dict()
+        return self.state_at(self._state)
+
+    def state_at(self, position: LoaderState) -> dict[str, Any]:
+        """What `state_dict` told, or would have told, when it stood there."""
+        return replace(position, shape=self._shape()).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go to where a state stands; refused where its batches would not be these.
@@ -230,8 +267,7 @@ class DistributedLoader:
         if other := set(allow) - {"batch_size"}:
             raise ConfigError(f"allow={sorted(other)} cannot be: only batch_size may change")
         loaded = LoaderState.from_dict(state)
-        shape = self._shape()
-        loaded.refuse_other(shape, allow)
+        loaded.refuse_other(self._shape(), allow)
         before = int(loaded.shape["batch_size"])
         if before != self.batch_size and loaded.step:
             earlier = loaded.batch_sizes or ((0, before),)
@@ -241,97 +277,19 @@ class DistributedLoader:
 
     def timings(self) -> dict[str, float]:
         """How long the consumer waited for batches, and what the feed did meanwhile; see `Timings.report`."""
-        return (self._timings if self.tokenizer is None else self.token_cache.timings).report()
+        return self._feed.report_timings()
 
-    # -- parts ---------------------------------------------------------------------------------------------------------
+    def mixture(self) -> list[dict[str, Any]]:
+        """What each data set of a mix has given so far, against what it was to give; see `MixedFeed.report`."""
+        if not isinstance(self._feed, MixedFeed):
+            raise ConfigError("this loader has one data set: only a mix has shares to tell of")
+        return self._feed.report(self._state, self.batch_size)
 
     @property
     def token_cache(self) -> TokenCache:
-        if self._cache is None:
-            if self.tokenizer is None:
-                raise ConfigError("there is no token cache without a tokenizer: name one")
-            self._cache = TokenCache(self.blocks, self.tokenizer)
-        return self._cache
-
-    @property
-    def _ranges(self) -> BlockRanges:
-        return self._open()[0]
-
-    def _open(self) -> tuple[BlockRanges, int]:
-        if self._opened is None:
-            ranges = BlockRanges(self.blocks)
-            self._opened = ranges, chunk_samples(self.blocks, ranges)
-        return self._opened
-
-    def _order(self, epoch: int) -> Any:
-        ranges, chunk_size = self._open()
-        return make_order(
-            self.order,
-            ranges.total_samples,
-            seed=self.seed,
-            epoch=epoch,
-            chunk_size=chunk_size,
-            window_chunks=WINDOW_CHUNKS,
-        )
-
-    def _texts(self, state: LoaderState) -> TextEpoch:
-        ranges, chunk_size = self._open()
-        first = state.batch_sizes[0][1] if state.batch_sizes else self.batch_size
-        return TextEpoch(
-            self.blocks,
-            ranges,
-            self._order(state.epoch),
-            first,
-            state=state,
-            drop_last=self.drop_last,
-            chunk_size=chunk_size if self.order in ("sequential", "shard-local") else 1,
-            cache_bytes=2 * WINDOW_CHUNKS * CHUNK_BYTES,
-            timings=self._timings,
-        )
-
-    def _packed(self, state: LoaderState) -> PackedEpoch:
-        assert self.tokenizer is not None
-        assert self.sequence_length is not None
-        _, chunk_size = self._open()
-        return PackedEpoch(
-            self.token_cache,
-            self._order(state.epoch),
-            state=state,
-            window_samples=chunk_size * WINDOW_CHUNKS,
-            sequence_length=self.sequence_length,
-            pad_id=self.tokenizer.end_of_text_id,
-            fields=self.fields,
-        )
-
-    def _batch_count(self, state: LoaderState) -> int:
-        if self.tokenizer is None:
-            return self._texts_kept.get(state, self._texts).batch_count
-        if state.batch_sizes:
-            raise ConfigError(
-                "the batch size changed in the middle of this epoch, and packed batches have no numbers until the "
-                "next: iterate to its end"
-            )
-        return self._packed_kept.get(state, self._packed).batch_count(self.batch_size, drop_last=self.drop_last)
+        """Of the data set; of a mix, that of its first."""
+        return self._feed.sources[0].token_cache
 
     def _shape(self) -> dict[str, Any]:
         """Everything that makes the batches what they are."""
-        manifest = self.blocks.manifest
-        packed: dict[str, Any] = {}
-        if self.tokenizer is not None:
-            engine: EngineName = self.tokenizer.engine
-            packed = {
-                "sequence_length": self.sequence_length,
-                "tokenizer": self.tokenizer.fingerprint,
-                "engine": engine,
-            }
-        return {
-            "dataset_id": manifest.header.dataset_id,
-            "fingerprint": manifest.fingerprint,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "order": self.order,
-            "chunk_size": self._open()[1],
-            "window_chunks": WINDOW_CHUNKS,
-            "drop_last": self.drop_last,
-            **packed,
-        }
+        return {**self._feed.shape(), "batch_size": self.batch_size}

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.pieces import Packing, count_rows
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.sequences import FieldName, Sequences
-from penstock.feed.state import LoaderState
+from penstock.feed.sequences import FieldName, Rows, make_rows, merge
+from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.windows import WindowPlan
@@ -29,8 +30,10 @@ class PackedEpoch:
         cache: TokenCache,
         order: Order,
         *,
-        state: LoaderState,
+        epoch: int,
+        exclusions: list[ExclusionEntry],
         window_samples: int,
+        packing: Packing,
         sequence_length: int,
         pad_id: int,
         fields: tuple[FieldName, ...],
@@ -38,14 +41,15 @@ class PackedEpoch:
         self._cache = cache
         self._order = order
         self._window_samples = window_samples
+        self._packing: Packing = packing
         self._length = sequence_length
         self._pad_id = pad_id
         self._fields = fields
-        self._last: dict[int, Sequences] = {}
+        self._kept: tuple[int, Rows] | None = None
         self._exclusions = [
-            (entry.window if entry.epoch == state.epoch else 0, entry.sample_ids)
-            for entry in state.exclusions
-            if entry.epoch <= state.epoch
+            (entry.window if entry.epoch == epoch else 0, entry.sample_ids)
+            for entry in exclusions
+            if entry.epoch <= epoch
         ]
 
     def steps(
@@ -69,7 +73,7 @@ class PackedEpoch:
 
     def _deal(
         self,
-        windows: Iterator[Sequences],
+        windows: Iterator[Rows],
         state: LoaderState,
         batch_size: int,
         rank: int,
@@ -78,7 +82,7 @@ class PackedEpoch:
         drop_last: bool,
     ) -> Iterator[Step]:
         step, window, offset = state.step, state.window, state.offset
-        pieces: list[tuple[Sequences, int, int]] = []
+        pieces: list[tuple[Rows, int, int]] = []
         wanted = batch_size
         for made in windows:
             while offset < len(made):
@@ -90,26 +94,23 @@ class PackedEpoch:
                     step += 1
                     at_end = offset == len(made)
                     batch, size = self._batch(pieces, rank, world)
-                    yield Step(batch, size, step, window + at_end, 0 if at_end else offset)
+                    place = {"step": step, "window": window + at_end, "offset": 0 if at_end else offset}
+                    yield Step(batch, size, place)
                     pieces, wanted = [], batch_size
             window, offset = window + 1, 0
         if pieces and not drop_last:
             batch, size = self._batch(pieces, rank, world)
-            yield Step(batch, size, step + 1, window, 0)
+            yield Step(batch, size, {"step": step + 1, "window": window, "offset": 0})
 
-    def _batch(self, pieces: list[tuple[Sequences, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
+    def _batch(self, pieces: list[tuple[Rows, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
         """One rank's share of a global batch: its rows ``[rank::world]``, from one window or several."""
         shares = []
         taken = 0
         for made, start, stop in pieces:
             first = min(stop, start + (rank - taken) % world)
-            shares.append(
-                {**made.fields(self._fields, first, stop, world), "sample_ids": made.sample_ids(first, stop, world)}
-            )
+            shares.append(made.fields(self._fields, range(first, stop, world)))
             taken += stop - start
-        batch = shares[0]
-        if len(shares) > 1:
-            batch = {name: np.concatenate([share[name] for share in shares]) for name in batch}
+        batch = merge(shares)
         return batch, sum(array.nbytes for array in batch.values())
 
     # -- windows -------------------------------------------------------------------------------------------------------
@@ -119,23 +120,29 @@ class PackedEpoch:
         excluded = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
         return WindowPlan(order=self._order, window_samples=self._window_samples, excluded=excluded)
 
-    def _sequences(self, first: int) -> Iterator[Sequences]:
-        for window in range(first, self._plan(0).window_count):
-            yield self._made(window)
+    @property
+    def window_count(self) -> int:
+        return self._plan(0).window_count
 
-    def _made(self, window: int) -> Sequences:
+    def _sequences(self, first: int) -> Iterator[Rows]:
+        for window in range(first, self.window_count):
+            yield self.rows(window)
+
+    def rows(self, window: int) -> Rows:
+        """The sequences of a window."""
         read = self._plan(window).read(window, self._cache)
-        return Sequences(read, length=self._length, pad_id=self._pad_id)
+        with self._cache.timings.of("pack"):
+            return make_rows(read, self._packing, length=self._length, pad_id=self._pad_id, masked=self._cache.masked)
 
     # -- by number -----------------------------------------------------------------------------------------------------
 
     def batch_count(self, batch_size: int, *, drop_last: bool) -> int:
-        total = int(self._sequence_starts[-1])
+        total = int(self.sequence_starts[-1])
         return total // batch_size if drop_last else -(-total // batch_size)
 
     def batch(self, k: int, batch_size: int, rank: int, world: int) -> dict[str, Any]:
         """Batch k: finds its windows by the counts of the token cache, and makes them."""
-        starts = self._sequence_starts
+        starts = self.sequence_starts
         first, last = k * batch_size, min((k + 1) * batch_size, int(starts[-1]))
         window = int(np.searchsorted(starts, first, side="right")) - 1
         pieces = []
@@ -143,27 +150,27 @@ class PackedEpoch:
             stop = min(last, int(starts[window + 1]))
             if stop > first:
                 begin = int(starts[window])
-                pieces.append((self._kept(window), first - begin, stop - begin))
+                pieces.append((self._kept_rows(window), first - begin, stop - begin))
                 first = stop
             window += 1
         return self._batch(pieces, rank, world)[0]
 
     def place(self, sequence: int) -> tuple[int, int]:
         """The window in which a sequence of the epoch stands, and its place there; behind the last, the next window."""
-        starts = self._sequence_starts
-        window = int(np.searchsorted(starts, min(sequence, int(starts[-1])), side="right")) - 1
-        return window, max(0, min(sequence, int(starts[-1])) - int(starts[window]))
+        starts = self.sequence_starts
+        sequence = min(sequence, int(starts[-1]))
+        window = int(np.searchsorted(starts, sequence, side="right")) - 1
+        return window, sequence - int(starts[window])
 
-    def _kept(self, window: int) -> Sequences:
-        """A window, made or still there: batches asked for one after the other come from the same one or two."""
-        if window not in self._last:
-            while len(self._last) > 1:
-                del self._last[next(iter(self._last))]
-            self._last[window] = self._made(window)
-        return self._last[window]
+    def _kept_rows(self, window: int) -> Rows:
+        """The window of the last batches by number, kept: whoever asks for one asks for its neighbours."""
+        kept = self._kept
+        if kept is None or kept[0] != window:
+            kept = self._kept = window, self.rows(window)
+        return kept[1]
 
     @cached_property
-    def _sequence_starts(self) -> np.ndarray:
+    def sequence_starts(self) -> np.ndarray:
         """How many sequences come before each window, and in all; from the counts of the token cache."""
         of_chunks = self._cache.token_counts()
         missing = int((of_chunks < 0).sum())
@@ -172,19 +179,18 @@ class PackedEpoch:
                 f"the number of sequences is known once all is tokenised, and {missing} of {len(of_chunks)} chunks are "
                 "not: run `penstock tokenize`, or iterate"
             )
-        tokens = [self._token_count(window, of_chunks) for window in range(self._plan(0).window_count)]
-        sequences = -(-np.array(tokens, dtype=np.int64) // self._length)
+        sequences = [self._row_count(window, of_chunks) for window in range(self.window_count)]
         return np.concatenate([[0], np.cumsum(sequences, dtype=np.int64)])
 
-    def _token_count(self, window: int, of_chunks: np.ndarray) -> int:
-        """Tokens of a window: by its chunks' counts where it is made of whole ones, else by its samples'."""
+    def _row_count(self, window: int, of_chunks: np.ndarray) -> int:
+        """Rows of a window: by its chunks' counts where these say it, else by its samples' lengths."""
         plan = self._plan(window)
-        if isinstance(self._order, ShardLocal) and not len(plan.excluded):
-            return int(of_chunks[self._order.window_chunk_ids(window)].sum())
-        numbers, places = np.divmod(np.sort(plan.sample_ids(window)), self._cache.chunk_size)
-        total = 0
+        if self._packing == "concatenate" and isinstance(self._order, ShardLocal) and not len(plan.excluded):
+            return -(-int(of_chunks[self._order.window_chunk_ids(window)].sum()) // self._length)
+        sample_ids = plan.sample_ids(window)
+        numbers, places = np.divmod(sample_ids, self._cache.chunk_size)
+        lengths = np.empty(len(sample_ids), dtype=np.int64)
         for number in np.unique(numbers).tolist():
-            offsets = self._cache.chunks([number])[0].offsets
-            mine = places[numbers == number]
-            total += int((offsets[mine + 1] - offsets[mine]).sum())
-        return total
+            mine = numbers == number
+            lengths[mine] = np.diff(self._cache.chunks([number])[0].offsets)[places[mine]]
+        return count_rows(lengths, self._length, self._packing)

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.errors import ConfigError
-
-IGNORED_LABEL = -100
-"""Label of a place that nothing is learned from: behind a document's end, and padding."""
+from penstock.feed.labels import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,117 +1,302 @@
-"""A window's samples as sequences of equal length, and any rows of them as arrays."""
+"""A window's pieces as sequences, and any rows of them as arrays.
+
+Labels are the next token of the same document, also over a row's end; `IGNORED_LABEL` behind a document's end, before
+what is not to be learned, and in the filling. Positions count from where a piece, or its part of a row, begins.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.feed.packing import IGNORED_LABEL
+from penstock.feed.gathering import reorder
+from penstock.feed.labels import IGNORED_LABEL, labels_of, plain_ids
+from penstock.feed.pieces import Packing, Pieces, fit, row_long_parts, whole_documents
+from penstock.feed.token_store import TokenChunk
 from penstock.feed.windows import Window
 
-FieldName = Literal["input_ids", "labels", "position_ids", "document_ids", "spans"]
-FIELDS: tuple[FieldName, ...] = ("input_ids", "labels", "position_ids", "document_ids", "spans")
+FieldName = Literal[
+    "input_ids", "labels", "position_ids", "document_ids", "attention_mask", "cu_seqlens", "spans", "num_tokens"
+]
+FIELDS: tuple[FieldName, ...] = (
+    "input_ids",
+    "labels",
+    "position_ids",
+    "document_ids",
+    "attention_mask",
+    "cu_seqlens",
+    "spans",
+    "num_tokens",
+)
+_OF_SAMPLES = ("sample_ids", "source_ids", "spans")
+_OF_ROWS = ("num_tokens", "row_sources")
+"""Fields with an entry a sample, or a row; all others have one a token."""
+_BEGINS = "begins"
+"""Where a piece, or its part of a row, begins: what `cu_seqlens` is made of once a batch is together."""
+
+
+class Rows(Protocol):
+    """The rows of a window. Stateless."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays of these rows by name, with the ids of the samples whose last token stands in them. Rows that are
+        no range are in ascending order."""
+        ...
+
+    def token_counts(self, rows: range) -> np.ndarray:
+        """Tokens of each row, filling left out."""
+        ...
+
+
+def make_rows(window: Window, packing: Packing, *, length: int, pad_id: int, masked: bool = False) -> Rows:
+    """A window's rows.
+
+    Args:
+        window: Its samples, in order.
+        packing: How documents are laid into rows.
+        length: Tokens a row; at most so many where rows are ragged.
+        pad_id: Fills rows up.
+        masked: Whether tokens carry a mark where they are not to be learned.
+    """
+    if length < 2:
+        raise ConfigError(f"sequence_length={length} leaves nothing to predict: expected 2 or more")
+    if packing == "concatenate":
+        return Sequences(whole_documents(window), length=length, pad_id=pad_id, masked=masked)
+    if packing == "ragged":
+        return RaggedRows(row_long_parts(window, length, masked=masked), masked=masked)
+    return Sequences(fit(window, length, pad_id, packing, masked=masked), length=length, pad_id=pad_id, masked=masked)
+
+
+def merge(shares: Sequence[dict[str, np.ndarray]], order: np.ndarray | None = None) -> dict[str, Any]:
+    """Rows from several windows as one batch; in another order of their rows, where one is given."""
+    batch: dict[str, Any] = shares[0] if len(shares) == 1 else _joined(shares)
+    begins = batch.pop(_BEGINS, None)
+    ragged = begins is not None and begins.ndim == 1
+    if order is not None:
+        of_rows = [name for name in batch if name not in _OF_SAMPLES]
+        places = order
+        if begins is not None:
+            places = _places(np.append(np.flatnonzero(begins), begins.size), order) if ragged else order
+            begins = begins[places]
+        for name in of_rows:
+            batch[name] = batch[name][order if name in _OF_ROWS else places]
+    if begins is not None:
+        batch["cu_seqlens"] = np.append(np.flatnonzero(begins), begins.size).astype(np.int32)
+    return batch
+
+
+def _places(bounds: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The places of rows of uneven length, laid end to end, in another order of the rows."""
+    lengths = np.diff(bounds)[order]
+    moved = np.repeat(bounds[order] - (np.cumsum(lengths) - lengths), lengths)
+    return moved + np.arange(len(moved))
+
+
+def _joined(shares: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
 
 
 class Sequences:
-    """Concatenated and cut: every token of a window stands in one row; the last row is filled up.
+    """Rows of equal length, cut out of pieces that lie end to end; the last row is filled up."""
 
-    Labels are the next token of the same document, also over a row's end; `IGNORED_LABEL` behind a document's end and
-    in the filling. Positions count from where a document, or its continuation, begins in the row.
-    """
-
-    def __init__(self, window: Window, *, length: int, pad_id: int) -> None:
-        if length < 2:
-            raise ConfigError(f"sequence_length={length} leaves nothing to predict: expected 2 or more")
-        self._window = window
+    def __init__(self, pieces: Pieces, *, length: int, pad_id: int, masked: bool) -> None:
+        self._pieces = pieces
         self._length = length
         self._pad_id = pad_id
-        whole = len(window.ids) // length
-        self._whole = window.ids[: whole * length].reshape(whole, length)
+        self._masked = masked
+        whole = len(pieces.ids) // length
+        self._whole = pieces.ids[: whole * length].reshape(whole, length)
 
     def __len__(self) -> int:
-        return (len(self._window.ids) + self._length - 1) // self._length
+        return (len(self._pieces.ids) + self._length - 1) // self._length
 
     @property
     def size_bytes(self) -> int:
-        window = self._window
-        return window.ids.nbytes + window.offsets.nbytes + window.sample_ids.nbytes
+        return self._pieces.size_bytes
 
-    def input_ids(self, start: int, stop: int, step: int = 1) -> np.ndarray:
-        """Rows ``start:stop:step``; a view where none of them is filled up."""
-        if stop <= len(self._whole):
-            return self._whole[start:stop:step]
-        rows = np.arange(start, stop, step)
-        filled = np.full((len(rows), self._length), self._pad_id, dtype=self._window.ids.dtype)
-        filled[rows < len(self._whole)] = self._whole[rows[rows < len(self._whole)]]
-        tail = self._window.ids[len(self._whole) * self._length :]
-        filled[rows == len(self._whole), : len(tail)] = tail
-        return filled
+    def token_counts(self, rows: range) -> np.ndarray:
+        filled = np.minimum(np.arange(rows.start + 1, rows.stop + 1) * self._length, len(self._pieces.ids))
+        counts = filled - np.arange(rows.start, rows.stop) * self._length
+        return (counts - self._filling[rows.start : rows.stop])[:: rows.step]
 
-    def sample_ids(self, start: int, stop: int, step: int = 1) -> np.ndarray:
-        """The samples whose last token stands in rows ``start:stop:step``; never the filling."""
-        bounds = self._sample_bounds
-        if step == 1:
-            return self._window.sample_ids[bounds[start] : bounds[stop]]
-        pieces = [self._window.sample_ids[bounds[row] : bounds[row + 1]] for row in range(start, stop, step)]
+    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
+        result = {"input_ids": self._input_ids(rows)} if "input_ids" in names else {}
+        result["sample_ids"] = self._sample_ids(rows)
+        if "num_tokens" in names:
+            result["num_tokens"] = self.token_counts(range(len(self)))[_picked(rows)]
+        if not set(names) <= {"input_ids", "num_tokens"}:
+            result |= self._others(names, rows)
+        return result
+
+    def _input_ids(self, rows: range | np.ndarray) -> np.ndarray:
+        """A view where they are a range and none of them is filled up."""
+        if _end(rows) <= len(self._whole):
+            return plain_ids(self._whole[_picked(rows)], masked=self._masked)
+        numbers = np.asarray(rows)
+        filled = np.full((len(numbers), self._length), self._pad_id, dtype=self._pieces.ids.dtype)
+        filled[numbers < len(self._whole)] = self._whole[numbers[numbers < len(self._whole)]]
+        tail = self._pieces.ids[len(self._whole) * self._length :]
+        filled[numbers == len(self._whole), : len(tail)] = tail
+        return plain_ids(filled, masked=self._masked)
+
+    def _sample_ids(self, rows: range | np.ndarray) -> np.ndarray:
+        """The samples whose last token stands in these rows; never the filling."""
+        sample_ids, bounds = self._ending
+        if isinstance(rows, range) and rows.step == 1:
+            return sample_ids[bounds[rows.start] : bounds[max(rows.start, rows.stop)]]
+        pieces = [sample_ids[bounds[row] : bounds[row + 1]] for row in rows]
         return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
 
-    def fields(self, names: tuple[FieldName, ...], start: int, stop: int, step: int = 1) -> dict[str, np.ndarray]:
-        """The arrays of rows ``start:stop:step`` by name, each ``(rows, length)``."""
-        result = {"input_ids": self.input_ids(start, stop, step)} if "input_ids" in names else {}
-        if set(names) <= {"input_ids"}:
-            return result
-        if start >= stop:
-            empty = np.empty((0, self._length), dtype=np.int64)
-            return result | {name: empty[:, :3] if name == "spans" else empty for name in names if name not in result}
-        ids, offsets = self._window.ids, self._window.offsets
-        # Worked out for all rows in between, which lie together, and then only every `step`-th is kept.
-        first, last = start * self._length, min(stop * self._length, len(ids))
+    def _others(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
+        # Worked out for all rows in between, which lie together; then the others are dropped.
+        start, stop = (int(rows[0]), _end(rows)) if len(rows) else (0, 0)
+        pieces = self._pieces
+        ids, offsets = pieces.ids, pieces.offsets
+        first, last = start * self._length, max(start * self._length, min(stop * self._length, len(ids)))
         begin = int(np.searchsorted(offsets, first, side="right")) - 1
-        end = int(np.searchsorted(offsets, last, side="left"))
+        end = int(np.searchsorted(offsets, last, side="left")) if len(rows) else begin
         bounds = np.clip(offsets[begin : end + 1], first, last)
         lengths = np.diff(bounds)
+        made: dict[str, np.ndarray] = {}
+        documents = np.repeat(pieces.documents[begin:end], lengths)
         if "labels" in names:
-            labels = self._blank(start, stop, IGNORED_LABEL)
+            labels = made["labels"] = self._blank(start, stop, IGNORED_LABEL)
             following = ids[first + 1 : last + 1]
-            labels[: len(following)] = following
-            labels[offsets[begin + 1 : end + 1][offsets[begin + 1 : end + 1] <= last] - first - 1] = IGNORED_LABEL
-            result["labels"] = labels.reshape(-1, self._length)[::step]
+            labels[: len(following)] = labels_of(following, masked=True) if self._masked else following
+            inside = offsets[begin + 1 : end + 1] <= last
+            filled = inside & (lengths > 0)
+            labels[offsets[begin + 1 : end + 1][filled] - first - 1] = pieces.after[begin:end][filled]
+            labels[: last - first][documents < 0] = IGNORED_LABEL
         if "position_ids" in names:
-            positions = self._blank(start, stop, 0)
+            positions = made["position_ids"] = self._blank(start, stop, 0)
             places = np.arange(first, last)
             np.subtract(places, np.repeat(offsets[begin:end], lengths), out=positions[: last - first])
             np.minimum(positions[: last - first], places % self._length, out=positions[: last - first])
-            result["position_ids"] = positions.reshape(-1, self._length)[::step]
+            positions[: last - first][documents < 0] = 0
         if "document_ids" in names:
-            documents = self._blank(start, stop, -1)
-            documents[: last - first] = np.repeat(np.arange(begin, end), lengths)
-            result["document_ids"] = documents.reshape(-1, self._length)[::step]
+            made["document_ids"] = self._blank(start, stop, -1)
+            made["document_ids"][: last - first] = documents
+        if "attention_mask" in names:
+            made["attention_mask"] = self._blank(start, stop, 0)
+            made["attention_mask"][: last - first] = documents >= 0
+        if "cu_seqlens" in names:
+            begins = made[_BEGINS] = np.zeros((stop - start) * self._length, dtype=bool)
+            begins[:: self._length] = True
+            begins[bounds[:-1][lengths > 0] - first] = True
+            if last - first < len(begins):
+                begins[last - first] = True
+        kept = slice(None, None, rows.step) if isinstance(rows, range) else rows - start
+        made = {name: flat.reshape(-1, self._length)[kept] for name, flat in made.items()}
         if "spans" in names:
-            result["spans"] = self._spans(range(start, stop, step))
-        return result
+            made["spans"] = self._spans(rows)
+        return made
 
     def _blank(self, start: int, stop: int, value: int) -> np.ndarray:
         return np.full((stop - start) * self._length, value, dtype=np.int64)
 
-    def _spans(self, rows: range) -> np.ndarray:
+    def _spans(self, rows: range | np.ndarray) -> np.ndarray:
         """Which tokens of which samples stand in these rows: (sample id, first, behind the last), a piece a line."""
-        offsets = self._window.offsets
-        pieces = [np.empty((0, 3), dtype=np.int64)]
+        pieces, offsets = self._pieces, self._pieces.offsets
+        found = [np.empty((0, 3), dtype=np.int64)]
         for row in rows:
             first, last = row * self._length, min((row + 1) * self._length, int(offsets[-1]))
             touched = np.arange(
                 np.searchsorted(offsets, first, side="right") - 1, np.searchsorted(offsets, last, side="left")
             )
-            starts = np.maximum(offsets[touched], first) - offsets[touched]
-            stops = np.minimum(offsets[touched + 1], last) - offsets[touched]
-            pieces.append(np.stack([self._window.sample_ids[touched], starts, stops], axis=1)[stops > starts])
-        return np.concatenate(pieces)
+            begins = np.maximum(offsets[touched], first) - offsets[touched] + pieces.starts[touched]
+            stops = np.minimum(offsets[touched + 1], last) - offsets[touched] + pieces.starts[touched]
+            there = (stops > begins) & (pieces.documents[touched] >= 0)
+            found.append(np.stack([pieces.sample_ids[touched], begins, stops], axis=1)[there])
+        return np.concatenate(found)
 
     @cached_property
-    def _sample_bounds(self) -> np.ndarray:
-        """How many samples have ended before each row."""
-        last_row = np.maximum(self._window.offsets[1:] - 1, 0) // self._length
-        return np.searchsorted(last_row, np.arange(len(self) + 1), side="left")
+    def _ending(self) -> tuple[np.ndarray, np.ndarray]:
+        """The samples in the order in which they end, and how many have ended before each row."""
+        pieces = self._pieces
+        last_row = np.maximum(pieces.offsets[1:] - 1, 0) // self._length
+        bounds = np.searchsorted(last_row[pieces.ends], np.arange(len(self) + 1), side="left")
+        return pieces.sample_ids[pieces.ends], bounds
+
+    @cached_property
+    def _filling(self) -> np.ndarray:
+        """How much of each row is filling that lies among the pieces."""
+        pieces = self._pieces
+        fillings = np.flatnonzero(pieces.documents < 0)
+        rows = pieces.offsets[fillings + 1] // self._length - 1  # it ends its row
+        return np.bincount(rows, weights=np.diff(pieces.offsets)[fillings], minlength=len(self)).astype(np.int64)
+
+
+class RaggedRows:
+    """A piece a row, as long as it is; a batch's rows lie end to end."""
+
+    def __init__(self, parts: Pieces, *, masked: bool) -> None:
+        self._parts = parts
+        self._masked = masked
+        self._rows = np.flatnonzero(np.diff(parts.offsets) > 0)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._parts.size_bytes
+
+    def token_counts(self, rows: range) -> np.ndarray:
+        return np.diff(self._parts.offsets)[self._rows[rows.start : rows.stop : rows.step]]
+
+    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
+        parts = self._parts
+        chosen = self._rows[_picked(rows)]
+        placed = reorder(TokenChunk(parts.ids, parts.offsets), chosen)
+        ids, offsets = placed.ids, placed.offsets
+        lengths = np.diff(offsets)
+        made: dict[str, np.ndarray] = {_BEGINS: np.zeros(len(ids), dtype=bool)}
+        made[_BEGINS][offsets[:-1]] = True
+        if "input_ids" in names:
+            made["input_ids"] = plain_ids(ids, masked=self._masked)
+        if "labels" in names:
+            labels = np.empty(len(ids), dtype=np.int64)
+            labels[:-1] = labels_of(ids[1:], masked=self._masked)
+            labels[offsets[1:] - 1] = parts.after[chosen]
+            made["labels"] = labels
+        if "position_ids" in names:
+            made["position_ids"] = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
+        if "document_ids" in names:
+            made["document_ids"] = np.repeat(parts.documents[chosen], lengths)
+        if "attention_mask" in names:
+            made["attention_mask"] = np.ones(len(ids), dtype=np.int64)
+        if "num_tokens" in names:
+            made["num_tokens"] = lengths
+        if "spans" in names:
+            starts = parts.starts[chosen]
+            made["spans"] = np.stack([parts.sample_ids[chosen], starts, starts + lengths], axis=1)
+        made["sample_ids"] = self._sample_ids(rows)
+        return made
+
+    def _sample_ids(self, rows: range | np.ndarray) -> np.ndarray:
+        """Of each row the sample that ends with it, and of the empty ones behind it; the first row has those before."""
+        parts = self._parts
+        behind = np.append(self._rows[1:], len(parts.ends))
+        pieces = [
+            parts.sample_ids[first:stop][parts.ends[first:stop]]
+            for row in rows
+            for first, stop in [(self._rows[row] if row else 0, behind[row])]
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
+
+
+def _picked(rows: range | np.ndarray) -> slice | np.ndarray:
+    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
+
+
+def _end(rows: range | np.ndarray) -> int:
+    return int(rows[-1]) + 1 if len(rows) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class ExclusionEntry:
     window: int
     """The first window it holds for, where sequences are packed: one that is begun is not packed anew."""
     sample_ids: np.ndarray
+    source: int = 0
+    """Which data set of a mixture; epoch, step and window are then of that data set's own course."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -30,6 +32,7 @@ class ExclusionEntry:
             "step": self.step,
             "window": self.window,
             "samples": pack_ids(self.sample_ids),
+            **({"source": self.source} if self.source else {}),
         }
 
     @classmethod
@@ -39,7 +42,20 @@ class ExclusionEntry:
             step=int(fields["step"]),
             window=int(fields["window"]),
             sample_ids=unpack_ids(str(fields["samples"])),
+            source=int(fields.get("source", 0)),
         )
+
+
+class StreamPlace(NamedTuple):
+    """Where one data set of a mixture stands in its own course."""
+
+    epoch: int = 0
+    window: int = 0
+    offset: int = 0
+    """Samples of the epoch, or sequences of the window, that were drawn."""
+    draws: int = 0
+    tokens: int = 0
+    """Drawn in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +73,12 @@ class LoaderState:
     batch_sizes: tuple[tuple[int, int], ...] = ()
     """Batch sizes of this epoch, each with the step from which it holds; empty where it never changed."""
     exclusions: tuple[ExclusionEntry, ...] = ()
+    origin: int = 0
+    """Draws of a mixture by weights before this epoch."""
+    drawn: int = 0
+    """Draws of a mixture in this epoch."""
+    streams: tuple[StreamPlace, ...] = ()
+    """Where the data sets of a mixture stand; empty at the very beginning."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -68,7 +90,11 @@ class LoaderState:
             "shape": self.shape,
             "batch_sizes": [list(entry) for entry in self.batch_sizes],
             "exclusions": [entry.as_dict() for entry in self.exclusions],
+            **({"mixture": self._mixture()} if self.drawn or self.origin or self.streams else {}),
         }
+
+    def _mixture(self) -> dict[str, Any]:
+        return {"origin": self.origin, "drawn": self.drawn, "streams": [list(place) for place in self.streams]}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> LoaderState:
@@ -79,6 +105,7 @@ class LoaderState:
                     f"the loader state has version {fields['version']!r}, expected {VERSION}: "
                     "it was written by another version of penstock; use that one"
                 )
+            mixture: Mapping[str, Any] = fields.get("mixture", {"origin": 0, "drawn": 0, "streams": []})
             return cls(
                 shape=dict(fields["shape"]),
                 epoch=int(fields["epoch"]),
@@ -87,6 +114,9 @@ class LoaderState:
                 offset=int(fields["offset"]),
                 batch_sizes=tuple((int(step), int(size)) for step, size in fields["batch_sizes"]),
                 exclusions=tuple(ExclusionEntry.from_dict(entry) for entry in fields["exclusions"]),
+                origin=int(mixture["origin"]),
+                drawn=int(mixture["drawn"]),
+                streams=tuple(StreamPlace(*map(int, place)) for place in mixture["streams"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(

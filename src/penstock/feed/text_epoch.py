@@ -6,11 +6,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from penstock.blocks import BlockManager
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.ranges import BlockRanges
 from penstock.feed.state import LoaderState
 from penstock.feed.texts import SampleReader
 from penstock.feed.timings import Timings
@@ -27,9 +23,8 @@ class Step:
 
     batch: dict[str, Any]
     size_bytes: int
-    next_step: int
-    window: int = 0
-    offset: int = 0
+    place: dict[str, Any]
+    """Fields of `LoaderState`."""
 
 
 class TextEpoch:
@@ -37,20 +32,16 @@ class TextEpoch:
 
     def __init__(
         self,
-        blocks: BlockManager,
-        ranges: BlockRanges,
+        reader: SampleReader,
         order: Order,
         batch_size: int,
         *,
         state: LoaderState,
         drop_last: bool,
-        chunk_size: int,
-        cache_bytes: int,
         timings: Timings,
     ) -> None:
-        self._has_text = blocks.manifest.header.text_column is not None
+        self._reader = reader
         self._timings = timings
-        self._reader = SampleReader(blocks, ranges, chunk_size=chunk_size, cache_bytes=cache_bytes, timings=timings)
         exclusions = [
             Exclusion(entry.step if entry.epoch == state.epoch else 0, entry.sample_ids)
             for entry in state.exclusions
@@ -65,7 +56,7 @@ class TextEpoch:
         return self._plan.batch_count
 
     def batch(self, step: int, rank: int, world: int) -> dict[str, Any]:
-        return self._read(self._plan.share(step, rank, world))[0]
+        return self._reader.batch(self._plan.share(step, rank, world))[0]
 
     def steps_ahead(self, first: int, rank: int, world: int, budget_bytes: int) -> Generator[Step, None, None]:
         """The epoch's batches from a step on, made ahead in a thread."""
@@ -87,12 +78,5 @@ class TextEpoch:
             ids, bounds = self._plan.batches(start, stop)
             for step in range(start, stop):
                 mine = ids[bounds[step - start] : bounds[step - start + 1]][rank::world]
-                batch, size = self._read(mine)
-                yield Step(batch, size, step + 1)
-
-    def _read(self, sample_ids: np.ndarray) -> tuple[dict[str, Any], int]:
-        rows = self._reader.rows(sample_ids)
-        if not self._has_text:
-            return {"rows": rows, "sample_ids": sample_ids}, 1024 * len(rows)
-        texts = self._reader.texts_of(rows)
-        return {"text": texts, "sample_ids": sample_ids}, sum(map(len, texts)) + 64 * len(texts)
+                batch, size = self._reader.batch(mine)
+                yield Step(batch, size, {"step": step + 1})

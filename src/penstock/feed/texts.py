@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.feed.timings import Timings
 
 
 class SampleReader:
-    """Rows of samples by id. Keeps the chunks used last within a number of bytes. Not safe for several threads."""
+    """Rows of samples by id. Keeps the chunks used last within a number of bytes. Safe for threads."""
 
     def __init__(
         self, blocks: BlockManager, ranges: BlockRanges, *, chunk_size: int, cache_bytes: int, timings: Timings
@@ -23,16 +24,23 @@ class SampleReader:
         self._chunk_size = chunk_size
         self._cache_bytes = cache_bytes
         self._timings = timings
+        self._lock = threading.Lock()
         self._kept: OrderedDict[int, tuple[int, list[dict[str, Any]]]] = OrderedDict()
         self._kept_bytes = 0
 
     def rows(self, sample_ids: np.ndarray) -> list[dict[str, Any]]:
         """The rows of these samples, in this order."""
         size = self._chunk_size
-        return [self._chunk(sample_id // size)[sample_id % size] for sample_id in sample_ids.tolist()]
+        with self._lock:
+            return [self._chunk(sample_id // size)[sample_id % size] for sample_id in sample_ids.tolist()]
 
-    def texts_of(self, rows: list[dict[str, Any]]) -> list[str]:
-        return self._blocks.texts_of(rows)
+    def batch(self, sample_ids: np.ndarray) -> tuple[dict[str, Any], int]:
+        """The texts of these samples, or their rows where they have none; and about how many bytes that is."""
+        rows = self.rows(sample_ids)
+        if self._blocks.manifest.header.text_column is None:
+            return {"rows": rows, "sample_ids": sample_ids}, 1024 * len(rows)
+        texts = self._blocks.texts_of(rows)
+        return {"text": texts, "sample_ids": sample_ids}, sum(map(len, texts)) + 64 * len(texts)
 
     def _chunk(self, number: int) -> list[dict[str, Any]]:
         kept = self._kept.get(number)

@@ -17,16 +17,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
 
 from penstock.blocks import BlockManager, cache_folder
-from penstock.errors import ConfigError, StorageError
+from penstock.errors import ConfigError, SourceError, StorageError
+from penstock.feed.chat import ChatFormat
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.timings import Timings
 from penstock.feed.token_store import TokenChunk, TokenStore
 from penstock.feed.tokenizer import Tokenizer
+from penstock.sources.columns import messages_of
 from penstock.storage import LocalStorage
 
 _log = logging.getLogger(__name__)
@@ -56,6 +59,8 @@ class TokenCacheHeader:
     vocab_size: int
     chunk_size: int
     total_samples: int
+    chat_fingerprint: str | None = None
+    """Where samples are chats: how they are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class TokenCache:
         blocks: BlockManager,
         tokenizer: Tokenizer,
         *,
+        chat: ChatFormat | None = None,
         folder: str | os.PathLike[str] | None = None,
         max_bytes: int | None = None,
     ) -> None:
@@ -82,6 +88,7 @@ class TokenCache:
         Args:
             blocks: The data set; complete.
             tokenizer: For a data set that came tokenised, the one it was made with.
+            chat: Given, samples are chats, and all but the assistant's turns is marked as not to be learned.
             folder: Where the cache is; beside the data set, or in the cache folder where that cannot be written.
             max_bytes: How much disk it may take, by segments of 256 MB; those used longest ago go first.
         """
@@ -89,6 +96,7 @@ class TokenCache:
             raise ConfigError(f"max_bytes={max_bytes} holds no token: expected 1 or more")
         self.blocks = blocks
         self.tokenizer = tokenizer
+        self.chat = chat
         self.max_bytes = max_bytes
         self._folder = Path(folder) if folder is not None else None
         self._lock = threading.Lock()
@@ -97,13 +105,18 @@ class TokenCache:
         self.timings = Timings()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.blocks, self.tokenizer, self._folder, self.max_bytes)
+        return _rebuild, (self.blocks, self.tokenizer, self.chat, self._folder, self.max_bytes)
 
     @property
     def folder(self) -> Path | None:
         """Where it is; None where no folder can be written, and everything is tokenised anew each time."""
         store = self._open().store
         return store.folder if store else None
+
+    @property
+    def masked(self) -> bool:
+        """Whether tokens carry a mark where they are not to be learned."""
+        return self.chat is not None
 
     @property
     def dtype(self) -> np.dtype:
@@ -198,6 +211,10 @@ class TokenCache:
                 data = self.blocks.read_range(piece.block_id, piece.start, piece.stop)
             with self.timings.of("decode"):
                 rows += self.blocks.parse_range(data, piece.block_id, piece.start, piece.stop)
+        if self.chat is not None:
+            with self.timings.of("tokenise"):
+                encoded = self.chat.encode(self._chats(rows, start))
+                return TokenChunk(encoded.ids, encoded.offsets)
         if self.blocks.manifest.header.token_column is None:
             with self.timings.of("tokenise"):
                 encoded = self.tokenizer.encode(self.blocks.texts_of(rows))
@@ -211,6 +228,16 @@ class TokenCache:
                 "name the tokenizer that this data set was made with"
             )
         return TokenChunk(ids.astype(self.dtype), offsets)
+
+    def _chats(self, rows: list[dict[str, Any]], start: int) -> list[list[dict[str, str]]]:
+        column = self.blocks.manifest.header.text_column or ""
+        chats = []
+        for place, row in enumerate(rows):
+            try:
+                chats.append(messages_of(row, column))
+            except SourceError as error:
+                raise ConfigError(f"sample {start + place} of {self.blocks.dataset_path}: {error}") from error
+        return chats
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -229,14 +256,16 @@ class TokenCache:
             version=_VERSION,
             fingerprint=self.blocks.manifest.fingerprint,
             tokenizer_fingerprint=self.tokenizer.fingerprint,
-            dtype="<u2" if vocab_size <= 1 << 16 else "<u4",
+            dtype="<u2" if vocab_size <= 1 << 16 and not self.masked else "<u4",
             vocab_size=vocab_size,
             chunk_size=chunk_samples(self.blocks, ranges),
             total_samples=ranges.total_samples,
+            chat_fingerprint=self.chat.fingerprint if self.chat else None,
         )
 
     def _open_store(self, header: TokenCacheHeader, count: int) -> TokenStore | None:
-        parts = (header.tokenizer_fingerprint, header.fingerprint)
+        parts = [header.tokenizer_fingerprint, header.fingerprint]
+        parts += [header.chat_fingerprint] if header.chat_fingerprint else []
         name = "-".join([*(part.removeprefix("sha256:")[:16] for part in parts), str(header.chunk_size)])
         beside = self.blocks.store_path
         folders = [self._folder] if self._folder else []
@@ -256,7 +285,7 @@ class TokenCache:
 
     @staticmethod
     def _settle(storage: LocalStorage, header: TokenCacheHeader) -> None:
-        wanted = asdict(header)
+        wanted = {name: value for name, value in asdict(header).items() if value is not None}
         if storage.exists("header.json"):
             try:
                 found = orjson.loads(storage.get("header.json"))
@@ -271,5 +300,7 @@ class TokenCache:
         storage.put("header.json", orjson.dumps(wanted))
 
 
-def _rebuild(blocks: BlockManager, tokenizer: Tokenizer, folder: Path | None, max_bytes: int | None) -> TokenCache:
-    return TokenCache(blocks, tokenizer, folder=folder, max_bytes=max_bytes)
+def _rebuild(
+    blocks: BlockManager, tokenizer: Tokenizer, chat: ChatFormat | None, folder: Path | None, max_bytes: int | None
+) -> TokenCache:
+    return TokenCache(blocks, tokenizer, chat=chat, folder=folder, max_bytes=max_bytes)

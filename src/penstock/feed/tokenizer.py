@@ -61,6 +61,11 @@ class Tokenizer:
         self.end_of_text_id = end_id
 
     @property
+    def chat_template(self) -> str | None:
+        """How a chat becomes text, by the tokenizer's own word; None where it says nothing."""
+        return self.chat_templates.get("default")
+
+    @property
     def engine(self) -> EngineName:
         return self._engine.name
 
@@ -77,6 +82,10 @@ class Tokenizer:
         """Names this tokenizer, its engine and the engine's version: equal means equal ids."""
         told = f"{self._engine.name} {self._engine.version}\n{self.end_of_text}\n{self.definition}"
         return "sha256:" + hashlib.sha256(told.encode()).hexdigest()
+
+    def encode_plain(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of each text end to end, with nothing added, and where each text's begin."""
+        return self._engine.encode(texts)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Ids of each text, with the end-of-text id behind it."""

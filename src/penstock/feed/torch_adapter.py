@@ -4,8 +4,8 @@
                └───────────── in a thread, some batches ahead ─────────────┘                    the consumer's stream
                                                                                                 waits for the copy
 
-Every integer becomes int64, which is what models index with. Texts and rows stay lists. What was not handed out does
-not count: a state taken from here goes on with the batch that follows the last one handed out.
+Token ids become int64, which is what models index with. Texts and rows stay lists. What was not handed out does not
+count: a state taken from here goes on with the batch that follows the last one handed out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.feed.prefetch import Prefetch
+from penstock.feed.state import LoaderState
 from penstock.feed.timings import Timings
 from penstock.feed.torch_tensors import as_tensor
 from penstock.feed.world import launched_world
@@ -46,7 +47,14 @@ class Batches(Protocol):
 
     def reshuffle(self, epoch: int) -> None: ...
 
-    def exclude(self, sample_ids: Collection[int] | np.ndarray, *, at_once: bool = False) -> None: ...
+    def exclude(
+        self, sample_ids: Collection[int] | np.ndarray, *, source: str | None = None, at_once: bool = False
+    ) -> None: ...
+
+    @property
+    def position(self) -> LoaderState: ...
+
+    def state_at(self, position: LoaderState) -> State: ...
 
     def state_dict(self) -> State: ...
 
@@ -60,7 +68,7 @@ class _Staged:
     """A batch on its way, and where its loader stands once it is handed out."""
 
     batch: Batch
-    state: State
+    position: LoaderState
     copied: torch.cuda.Event | None = None
     """Happens when the device has the batch; None where it was not copied on a stream of its own."""
 
@@ -102,7 +110,7 @@ class TorchBatches:
         self.pin_memory = self.device.type == "cuda" if pin_memory is None else pin_memory
         self.ahead = ahead
         self._timings = Timings()
-        self._handed: State | None = None
+        self._handed: LoaderState | None = None
         """Where the loader stands by what was handed out; None while nothing is staged, and the loader itself knows."""
         self._staging: Generator[_Staged, None, None] | None = None
         self._iterations = 0
@@ -122,9 +130,9 @@ class TorchBatches:
         try:
             while self._is_current(iteration) and self.loader.epoch == epoch:
                 staging = self._staging = self._staged()
-                self._handed = self.loader.state_dict()
+                self._handed = self.loader.position
                 while (item := self._next(staging)) is not None:
-                    self._handed = item.state
+                    self._handed = item.position
                     yield self._hand_out(item)
                     if self._staging is not staging:
                         break  # what was staged was of the plan before, and is gone
@@ -154,7 +162,7 @@ class TorchBatches:
         if staging is not None:
             staging.close()
         if handed is not None:
-            self.loader.load_state_dict(handed)
+            self.loader.load_state_dict(self.loader.state_at(handed))
 
     def _staged(self) -> Generator[_Staged, None, None]:
         batches = iter(self.loader)
@@ -178,17 +186,17 @@ class TorchBatches:
 
     def _stage(self, batch: Batch) -> _Staged:
         """Make tensors of a batch and, on CUDA, begin to copy them. Runs in the thread, where there is one."""
-        state = self.loader.state_dict()
+        position = self.loader.position
         if self.device.type != "cuda":
             made = {name: as_tensor(value, pin_memory=self.pin_memory) for name, value in batch.items()}
-            return _Staged(made, state)
+            return _Staged(made, position)
         with torch.cuda.device(self.device):
             assert self._stream is not None
             with torch.cuda.stream(self._stream):
                 moved = {name: self._begin_copy(value) for name, value in batch.items()}
                 copied = torch.cuda.Event()
                 copied.record(self._stream)
-        return _Staged(moved, state, copied)
+        return _Staged(moved, position, copied)
 
     def _begin_copy(self, value: Any) -> Any:
         tensor = as_tensor(value, pin_memory=self.pin_memory)
@@ -234,16 +242,16 @@ class TorchBatches:
 
     @property
     def epoch(self) -> int:
-        return self.loader.epoch if self._handed is None else int(self._handed["epoch"])
+        return self.loader.epoch if self._handed is None else self._handed.epoch
 
     @property
     def step(self) -> int:
         """Batches of this epoch that were handed out."""
-        return self.loader.step if self._handed is None else int(self._handed["step"])
+        return self.loader.step if self._handed is None else self._handed.step
 
     def state_dict(self) -> State:
         """Where it stands by the batches handed out; of the loader's kind, good for any loader of the same shape."""
-        return self.loader.state_dict() if self._handed is None else dict(self._handed)
+        return self.loader.state_at(self.loader.position if self._handed is None else self._handed)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go to where a state stands, as the loader does; what is staged is dropped."""
@@ -256,10 +264,12 @@ class TorchBatches:
             self._give_back()
             self.loader.reshuffle(epoch)
 
-    def exclude(self, sample_ids: Collection[int] | np.ndarray, *, at_once: bool = False) -> None:
+    def exclude(
+        self, sample_ids: Collection[int] | np.ndarray, *, source: str | None = None, at_once: bool = False
+    ) -> None:
         """Leave samples out, as the loader does; an iteration under way goes on with what is left."""
         self._give_back()
-        self.loader.exclude(sample_ids, at_once=at_once)
+        self.loader.exclude(sample_ids, source=source, at_once=at_once)
 
     def timings(self) -> dict[str, float]:
         """As the loader's; the waits are those of the consumer here."""

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.feed.loader import DistributedLoader
+from penstock.feed.state import LoaderState
 from penstock.feed.torch_tensors import as_tensor
 
 Batch = dict[str, Any]
@@ -47,8 +48,8 @@ class _Steps(Sampler[Numbered]):
 class WorkerBatches:
     """The batches of a `DistributedLoader` as tensors, made by processes. Stands for the loader, in `TorchBatches` too.
 
-    Packed sequences need the whole token cache (`penstock tokenize`): without it batches have no numbers. A worker that
-    dies, or gives no batch within `timeout_s`, is an error, as the DataLoader tells it.
+    Not for a mix of data sets. Packed sequences need the whole token cache (`penstock tokenize`): without it batches
+    have no numbers. A worker that dies, or gives no batch within `timeout_s`, is an error, as the DataLoader tells it.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class WorkerBatches:
                 if loader.state_changes != before:
                     break  # what the workers make is of the plan before
             else:
-                loader.reshuffle(epoch + 1)
+                for _ in loader:  # nothing is left: it goes to where it stands behind an epoch
+                    raise PenstockError(f"workers have made all {loader.step} batches, and the loader has more of them")
 
     def _batches(self) -> DataLoader[Batch]:
         workers: dict[str, Any] = {}
@@ -120,8 +122,17 @@ class WorkerBatches:
     def reshuffle(self, epoch: int) -> None:
         self.loader.reshuffle(epoch)
 
-    def exclude(self, sample_ids: Collection[int] | np.ndarray, *, at_once: bool = False) -> None:
-        self.loader.exclude(sample_ids, at_once=at_once)
+    def exclude(
+        self, sample_ids: Collection[int] | np.ndarray, *, source: str | None = None, at_once: bool = False
+    ) -> None:
+        self.loader.exclude(sample_ids, source=source, at_once=at_once)
+
+    @property
+    def position(self) -> LoaderState:
+        return self.loader.position
+
+    def state_at(self, position: LoaderState) -> dict[str, Any]:
+        return self.loader.state_at(position)
 
     def state_dict(self) -> dict[str, Any]:
         return self.loader.state_dict()

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.feed.gathering import gather, join, reorder
+from penstock.feed.gathering import join, reorder
 from penstock.feed.token_cache import TokenCache
+from penstock.feed.token_store import TokenChunk
 from penstock.plans.orders import Order, ShardLocal
 
 
@@ -75,3 +76,15 @@ class WindowPlan:
         if not len(self.excluded):
             return sample_ids
         return sample_ids[np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)]
+
+
+def gather(cache: TokenCache, sample_ids: np.ndarray) -> TokenChunk:
+    """The tokens of samples from anywhere, in this order. Costs a copy a sample, and a look at each chunk touched."""
+    by_place = np.argsort(sample_ids, kind="stable")
+    numbers, places = np.divmod(sample_ids[by_place], cache.chunk_size)
+    parts = [  # a chunk at a time: together they may be the whole data set
+        reorder(cache.chunks([number])[0], places[numbers == number]) for number in np.unique(numbers).tolist()
+    ]
+    back = np.empty(len(by_place), dtype=np.int64)
+    back[by_place] = np.arange(len(by_place))
+    return reorder(join(parts, cache.dtype), back)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from penstock.ledger.exclusions import Exclusion, SkipRange
 from penstock.ledger.state import Progress, Span
@@ -32,8 +32,7 @@ class Session:
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class Lease(NamedTuple):
     """A chunk, held until the session's deadline and renewed by its heartbeat."""
 
     session_id: int

@@ -32,6 +32,17 @@ SQLITE_OPEN = (  # first_changed and chunk of the last look, session, now, boot 
     f"AND NOT EXISTS ({_HIGH.format(epoch='run.epoch')}) LIMIT ?"
 )
 """In order without being told: it walks the primary key, and told so SQLite would read and sort all of them."""
+SQLITE_NEXT = (  # session; epoch, block, chunk, token, samples; exclusions, first_changed; now, boot id
+    "UPDATE chunks SET phase = 1, session = ?1, exclusions = ?7 WHERE epoch = ?2 AND block_id = ?3 AND chunk_id = ?4 "
+    f"AND phase = 0 AND rank = 0 AND token = ?5 AND samples = ?6 AND NOT ({_BEGUN}) AND EXISTS (SELECT 1 FROM run "
+    "WHERE epoch = ?2 AND exclusions = ?7 AND first_changed = ?8) "
+    "AND EXISTS (SELECT 1 FROM sessions WHERE session_id = ?1 AND state = 'active') "
+    "AND NOT EXISTS (SELECT 1 FROM sessions INDEXED BY sessions_active "
+    "WHERE state = 'active' AND session_id != ?1 AND (deadline <= ?9 OR boot_id != ?10)) "
+    f"AND NOT EXISTS ({_HIGH.format(epoch='?2')})"
+)
+"""The chunk behind the last one, without a look: it is the first open one, unless somebody else has claimed since or
+anything was opened again."""
 SQLITE_LEASE = (  # session, exclusions, epoch, block, chunk, token, session
     "UPDATE chunks SET phase = 1, session = ?, exclusions = ? WHERE epoch = ? AND block_id = ? AND chunk_id = ? "
     "AND phase = 0 AND token = ? AND EXISTS (SELECT 1 FROM sessions WHERE session_id = ? AND state = 'active')"

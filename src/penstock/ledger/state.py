@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from penstock.errors import LeaseLost, LedgerError
 from penstock.types import ChunkRef
@@ -79,8 +80,7 @@ class Span:
     """How many entries of the exclusion journal held: samples of the span that they name were not learned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a holder has come in its chunk."""
 
     samples: int

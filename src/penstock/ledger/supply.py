@@ -67,7 +67,7 @@ class Supply:
     def check_block(self, block_id: int, known: tuple[int, str] | None) -> None:
         """Refuse a block that is not what it was when it was first used."""
         facts = self.catalog.facts(block_id)
-        if known is not None and (facts is None or known != (facts.sample_count, facts.checksum)):
+        if known is not None and (facts is None or known != facts):
             got = f"{facts.sample_count} samples, {facts.checksum}" if facts else "no such block"
             raise LedgerMismatch(
                 f"block {block_id} has changed since this run first used it: got {got}, "

@@ -1,8 +1,10 @@
 """Mixing several data sets: which of them each draw comes from, as a pure function of the draw's position.
 
-Draws come in cycles. In every cycle each data set has its share of the draws, to within one; where they stand in the
-cycle is shuffled. How many draws a data set has had before any cycle follows from the weights alone, so any position is
-answered without counting up to it. Weights may change at given positions: each change begins a stretch of its own.
+Draws come in cycles. In every cycle each data set has its share of the draws, to within one (the one with the largest
+share makes up for the others); where they stand in the cycle is shuffled. How many draws a data set has had before any
+cycle follows from the weights alone, so any position is answered without counting up to it. Weights may change at given
+positions: each change begins a stretch of its own. Or each data set has a given number of draws: then all of them are
+used up at the same position, to the draw.
 
     position ──► stretch, cycle ──► (data set, how many draws it has had before) ──► its own order, epoch after epoch
 """
@@ -18,11 +20,9 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.plans.permutation import Permutation, derive_key
 
-PARTS = 1_000_000
+PARTS = 10**9
 """Weights are rounded to this many parts, so that all arithmetic is exact."""
-SMALLEST = 20
-"""The smallest share, in parts: a data set must have a draw in every cycle."""
-_LEAST_CYCLE = 64
+_LEAST_CYCLE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,20 @@ class _Stretch:
     start: int
     before: tuple[int, ...]
     """Draws of each data set before this stretch."""
-    bounds: tuple[int, ...]
-    """Shares in parts, added up: 0 first, PARTS last."""
+    parts: tuple[int, ...]
+    """Shares, in parts of their sum."""
     cycle: int
+    end: int | None = None
+    """How many draws it has in all, where that is fixed; its last cycle is short then."""
 
-    def drawn(self, count: int) -> np.ndarray:
-        """How many of the stretch's first draws each data set has; only at a cycle's end, or as an estimate."""
-        # Rounded sums, not rounded shares: they always add up, and never fall while a share is a draw a cycle or more.
-        sums = np.array([(2 * count * bound + PARTS) // (2 * PARTS) for bound in self.bounds], dtype=np.int64)
-        return np.diff(sums)
+    def drawn(self, cycles: int) -> np.ndarray:
+        """How many of the draws of its first cycles each data set has."""
+        count = cycles * self.cycle if self.end is None else min(cycles * self.cycle, self.end)
+        total = sum(self.parts)
+        drawn = np.array([count * part // total for part in self.parts], dtype=np.int64)
+        # The largest share outgrows, in a cycle, what rounding can take from it: so its draws never fall either.
+        drawn[self.parts.index(max(self.parts))] += count - drawn.sum()
+        return drawn
 
 
 class Mixture:
@@ -63,6 +68,21 @@ class Mixture:
         for start, chosen in sorted({0: weights, **(schedule or {})}.items()):
             self._add(start, chosen, len(weights))
 
+    @classmethod
+    def of_counts(cls, counts: Sequence[int], *, seed: int = 0) -> Mixture:
+        """A mixture in which each data set has just so many draws, spread over all of them alike."""
+        if not counts or min(counts) < 0:
+            raise ConfigError(f"draws {list(counts)} cannot be mixed: expected 0 or more of each data set")
+        stretch = _Stretch(
+            number=0,
+            start=0,
+            before=(0,) * len(counts),
+            parts=tuple(counts) if sum(counts) else (1,) * len(counts),
+            cycle=_cycle(len(counts)),
+            end=sum(counts),
+        )
+        return _rebuild(seed, [stretch])
+
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self._seed, self._stretches)
 
@@ -72,7 +92,8 @@ class Mixture:
 
     def shares(self, position: int) -> np.ndarray:
         """The share each data set is to have at a position; they add up to 1."""
-        return np.diff(self._stretch(position).bounds) / PARTS
+        parts = np.array(self._stretch(position).parts, dtype=np.float64)
+        return parts / parts.sum()
 
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each position, which data set it draws from and how many draws that one has had before."""
@@ -97,7 +118,7 @@ class Mixture:
         """How many draws each data set has had before a position."""
         stretch = self._stretch(position)
         cycle, slot = divmod(position - stretch.start, stretch.cycle)
-        whole = np.array(stretch.before) + stretch.drawn(cycle * stretch.cycle)
+        whole = np.array(stretch.before) + stretch.drawn(cycle)
         if slot:
             of_slot, _ = self._table(stretch.number, cycle)
             whole = whole + np.bincount(of_slot[:slot], minlength=self.source_count)
@@ -108,16 +129,14 @@ class Mixture:
             raise ConfigError(f"a change of weights at position {start} cannot be: expected 0 or more")
         if len(weights) != count:
             raise ConfigError(f"{len(weights)} weights at position {start}, expected {count}: one a data set")
-        parts = _parts(weights)
-        least = min(part for part in parts if part)
         before = self.draws_before(start) if self._stretches else np.zeros(count, dtype=np.int64)
         self._stretches.append(
             _Stretch(
                 number=len(self._stretches),
                 start=start,
                 before=tuple(before.tolist()),
-                bounds=(0, *np.cumsum(parts).tolist()),
-                cycle=max(_LEAST_CYCLE, -(-2 * PARTS // least)),
+                parts=tuple(_parts(weights)),
+                cycle=_cycle(count),
             )
         )
 
@@ -127,13 +146,14 @@ class Mixture:
     def _make_table(self, number: int, cycle: int) -> tuple[np.ndarray, np.ndarray]:
         """For each slot of a cycle, its data set and how many draws that one has had before."""
         stretch = self._stretches[number]
-        first = stretch.drawn(cycle * stretch.cycle)
-        counts = stretch.drawn((cycle + 1) * stretch.cycle) - first
-        placed = Permutation(stretch.cycle, derive_key("mixing", self._seed, number, cycle))
-        of_slot = np.repeat(np.arange(len(counts)), counts)[placed.at(np.arange(stretch.cycle))]
+        first = stretch.drawn(cycle)
+        counts = stretch.drawn(cycle + 1) - first
+        size = int(counts.sum())
+        placed = Permutation(size, derive_key("mixing", self._seed, number, cycle))
+        of_slot = np.repeat(np.arange(len(counts)), counts)[placed.at(np.arange(size))]
         by_source = np.argsort(of_slot, kind="stable")
-        rank = np.empty(stretch.cycle, dtype=np.int64)
-        rank[by_source] = np.arange(stretch.cycle) - np.repeat(np.cumsum(counts) - counts, counts)
+        rank = np.empty(size, dtype=np.int64)
+        rank[by_source] = np.arange(size) - np.repeat(np.cumsum(counts) - counts, counts)
         return of_slot, rank + (np.array(stretch.before) + first)[of_slot]
 
 
@@ -146,12 +166,16 @@ def _parts(weights: Sequence[float]) -> list[int]:
     for index in sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])[: PARTS - sum(parts)]:
         parts[index] += 1
     for weight, part in zip(weights, parts, strict=True):
-        if weight and part < SMALLEST:
+        if weight and not part:
             raise ConfigError(
-                f"weight {weight} of {sum(weights)} is a share of less than {SMALLEST / PARTS}: raise it, or leave "
-                "that data set out with 0"
+                f"weight {weight} of {sum(weights)} is a share of less than {1 / PARTS}: raise it, or leave that data "
+                "set out with 0"
             )
     return parts
+
+
+def _cycle(count: int) -> int:
+    return max(_LEAST_CYCLE, 2 * count * count)
 
 
 def _rebuild(seed: int, stretches: list[_Stretch]) -> Mixture:

@@ -23,6 +23,13 @@ TEXT_COLUMNS = ("text", "content", "document", "article", "body", "passage", "se
 CHAT_COLUMNS = ("messages", "conversations", "conversation")
 INSTRUCTION_COLUMNS = "instruction,input,output"
 
+_ASKED_AND_ANSWERED = (
+    (("instruction", "input"), "output"),
+    (("prompt",), "completion"),
+    (("prompt",), "response"),
+    (("question",), "answer"),
+)
+
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant"}
 
 
@@ -83,6 +90,23 @@ def text_of(row: dict[str, Any], column: str) -> str:
     raise SourceError(f"no column {column!r}: the row has {_listed(list(row))}")
 
 
+def messages_of(row: dict[str, Any], column: str) -> list[dict[str, str]]:
+    """The turns of a row, each with its role and its content: of a chat, of an instruction, of a prompt."""
+    if _is_chat(row.get(column)):
+        return [dict(zip(("role", "content"), _role_and_content(turn, column), strict=True)) for turn in row[column]]
+    for asked, answered in _ASKED_AND_ANSWERED:
+        asks = [row[name] for name in asked if isinstance(row.get(name), str) and row[name]]
+        if asks and isinstance(row.get(answered), str):
+            return [
+                {"role": "user", "content": "\n\n".join(asks)},
+                {"role": "assistant", "content": row[answered]},
+            ]
+    raise SourceError(
+        f"no turns in the row, which has {_listed(list(row))}: expected a chat in {column!r}, instruction and output, "
+        "or prompt and completion; to learn all of a text, do not ask for the assistant's turns alone"
+    )
+
+
 def _as_text(value: Any, column: str) -> str:
     if isinstance(value, str):
         return value
@@ -100,6 +124,11 @@ def _is_chat(value: Any) -> bool:
 
 
 def _turn(message: dict[str, Any], column: str) -> str:
+    role, content = _role_and_content(message, column)
+    return f"<|{role}|>\n{content}\n"
+
+
+def _role_and_content(message: dict[str, Any], column: str) -> tuple[str, str]:
     role = message.get("role", message.get("from"))
     content = message.get("content", message.get("value"))
     if isinstance(content, list):  # parts of a turn; those that are no text have none to give
@@ -110,7 +139,7 @@ def _turn(message: dict[str, Any], column: str) -> str:
         content = ""  # a turn that only calls a tool
     if not isinstance(role, str) or not isinstance(content, str):
         raise SourceError(f"column {column!r} holds a chat whose turn is no text: {message!r:.80}")
-    return f"<|{_ROLES.get(role, role)}|>\n{content}\n"
+    return _ROLES.get(role, role), content
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:

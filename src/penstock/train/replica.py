@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -109,7 +108,7 @@ class Replica:
             step = None if pause else self._ledger.take_step(session, self._config.steps)
             if step is None:
                 self._ledger.record(lease, progress)
-                return replace(lease, start=progress.samples, start_offset=progress.offset)
+                return lease._replace(start=progress.samples, start_offset=progress.offset)
             self._step(session, lease, batch, step)
             progress = Progress(samples=batch.samples_done, offset=batch.stop_offset, steps=steps)
         self._ledger.complete(lease, progress)
