@@ -25,6 +25,7 @@ def test_the_exported_names_are_these() -> None:
         "BlockManager",
         "ChunkTracker",
         "DistributedLoader",
+        "Mix",
         "TrainingConfig",
         "ingest",
         "process_raw_dataset_to_blocks",
@@ -44,7 +45,7 @@ def test_importing_penstock_loads_nothing_heavy() -> None:
 
 
 def test_reading_data_and_settings_needs_no_torch() -> None:
-    code = "import penstock; penstock.BlockManager, penstock.ingest, penstock.TrainingConfig"
+    code = "import penstock as p; p.BlockManager, p.ingest, p.TrainingConfig, p.DistributedLoader"
     assert not modules_after(code) & {"torch", "safetensors"}
 
 

@@ -1,4 +1,4 @@
-"""A Hub on loopback: the requests that reading and searching data sets take, answered from a folder of repositories."""
+"""A Hub on loopback: the requests that reading and searching take, answered from a folder of repositories."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Fault:
 
 @dataclass
 class Repository:
-    """One data set: commits by name, each a folder of files."""
+    """One data set or model: commits by name, each a folder of files."""
 
     commits: dict[str, Path]
     branches: dict[str, str]
     tags: list[str] = field(default_factory=list)
     private: bool = False
+    gated: bool = False
+    """Whether everybody may know of it, and only some may read it."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Hub:
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
+    """Data sets."""
+    models: dict[str, Repository] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     ranges: bool = True
@@ -66,15 +70,15 @@ class Hub:
     elsewhere: str | None = None
     """Where files really are: another server that a request for one is sent to."""
 
-    def add(self, name: str, folder: Path, **more: Any) -> str:
-        """Publish a folder as a data set's newest commit; returns the commit."""
+    def add(self, name: str, folder: Path, *, model: bool = False, **more: Any) -> str:
+        """Publish a folder as a repository's newest commit; returns the commit."""
         content = b"".join(
             f"{path.relative_to(folder)}".encode() + path.read_bytes()
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         )
         commit = hashlib.sha1(content).hexdigest()
-        found = self.repositories.setdefault(name, Repository({}, {}, **more))
+        found = (self.models if model else self.repositories).setdefault(name, Repository({}, {}, **more))
         found.commits[commit] = folder
         found.branches["main"] = commit
         return commit
@@ -145,11 +149,12 @@ class _Handler(BaseHTTPRequestHandler):
         parts = unquote(path).strip("/").split("/")
         if parts == ["api", "datasets"]:
             self._search()
-        elif parts[:2] == ["api", "datasets"]:
-            self._api(parts[2:], body)
-        elif parts[0] == "datasets" and "resolve" in parts:
+        elif parts[0] == "api" and parts[1] in ("datasets", "models"):
+            self._api(parts[1], parts[2:], body)
+        elif "resolve" in parts:
             at = parts.index("resolve")
-            self._file("/".join(parts[1:at]), parts[at + 1], "/".join(parts[at + 2 :]), fault)
+            kind, first = ("datasets", 1) if parts[0] == "datasets" else ("models", 0)
+            self._file(kind, "/".join(parts[first:at]), parts[at + 1], "/".join(parts[at + 2 :]), fault)
         else:
             self._send(404, b"{}")
 
@@ -164,15 +169,15 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         self._send(200, json.dumps(found[: int(query.get("limit", ["100"])[0])]).encode())
 
-    def _api(self, parts: list[str], body: bytes) -> None:
+    def _api(self, kind: str, parts: list[str], body: bytes) -> None:
         verb = next((word for word in ("revision", "tree", "paths-info") if word in parts), None)
         at = parts.index(verb) if verb else len(parts)
         name = "/".join(parts[:at])
         if name in self.hub.renamed:
-            target = "/".join(["", "api", "datasets", self.hub.renamed[name], *parts[at:]])
+            target = "/".join(["", "api", kind, self.hub.renamed[name], *parts[at:]])
             self._send(307, b"", {"Location": target})
             return
-        repository = self._repository(name)
+        repository = self._repository(kind, name)
         if repository is None:
             return
         revision = "/".join(parts[at + 1 :]) if verb == "revision" else parts[at + 1] if verb else "main"
@@ -185,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
             told = {"id": name, "sha": commit, "tags": repository.tags, "siblings": files, "private": False}
             self._send(200, json.dumps(told).encode())
         elif verb == "tree":
-            self._tree(name, repository.commits[commit], commit, "/".join(parts[at + 2 :]))
+            self._tree(f"{kind}/{name}", repository.commits[commit], commit, "/".join(parts[at + 2 :]))
         else:
             wanted = json.loads(body)["paths"]
             entries = [entry for entry in _entries(repository.commits[commit]) if entry["path"] in wanted]
@@ -198,13 +203,16 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {}
         if first + PAGE < len(entries):
             where = self.hub.next_page_at or self.hub.url
-            following = f"{where}/api/datasets/{name}/tree/{commit}?recursive=true&cursor={first + PAGE}"
+            following = f"{where}/api/{name}/tree/{commit}?recursive=true&cursor={first + PAGE}"
             headers["Link"] = f'<{following}>; rel="next"'
         self._send(200, json.dumps(entries[first : first + PAGE]).encode(), headers)
 
-    def _file(self, name: str, revision: str, key: str, fault: Fault | None) -> None:
-        repository = self._repository(name)
+    def _file(self, kind: str, name: str, revision: str, key: str, fault: Fault | None) -> None:
+        repository = self._repository(kind, name)
         if repository is None:
+            return
+        if repository.gated and "authorization" not in self.headers:
+            self._send(401, b"{}", {"X-Error-Code": "GatedRepo"})
             return
         commit = self.hub.commit_of(repository, revision)
         path = repository.commits[commit] / key if commit else Path()
@@ -224,8 +232,8 @@ class _Handler(BaseHTTPRequestHandler):
             data, status = data[int(first) : stop], 206
         self._send(status, data, {**headers, **(fault.headers if fault else {})}, cut=fault is not None and fault.cut)
 
-    def _repository(self, name: str) -> Repository | None:
-        found = self.hub.repositories.get(name)
+    def _repository(self, kind: str, name: str) -> Repository | None:
+        found = (self.hub.models if kind == "models" else self.hub.repositories).get(name)
         if found is None or (found.private and "authorization" not in self.headers):
             self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
             return None

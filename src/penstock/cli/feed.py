@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import console, print_facts, print_json
+from penstock.cli.output import TOKENIZER_HELP, console, print_facts, print_json
 
 bench = typer.Typer(help="Measure on your own data and machine.", no_args_is_help=True)
 
 
 def tokenize(
     dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob or hf://...")],
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a folder with one.")],
+    tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP)],
     folder: Annotated[str | None, typer.Option(help="Where the cache goes; else beside the data set.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def tokenize(
 @bench.command()
 def feed(
     dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob or hf://...")],
-    tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json; without, texts are fed.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help=f"{TOKENIZER_HELP} Without, texts are fed.")] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences, or texts, a batch.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 2048,
     order: Annotated[str, typer.Option(help="sequential, shuffled, shard-local or numpy.")] = "shard-local",

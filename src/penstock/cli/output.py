@@ -10,6 +10,11 @@ if TYPE_CHECKING:
 
 _WIDE = 240
 
+TOKENIZER_HELP = (
+    "A tokenizer.json, a folder with one, a *.tiktoken file, or a model of the Hub: owner/name or owner/name@revision. "
+    "Behind it, ?end_of_text=TOKEN says what ends a document, and ?encoding=cl100k_base how a tiktoken file cuts words."
+)
+
 CHECK_FAILED = 3
 """Exit code of a check that did not hold."""
 

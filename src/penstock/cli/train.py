@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.data import ingest_bar
-from penstock.cli.output import console, print_json
+from penstock.cli.output import TOKENIZER_HELP, console, print_json
 
 
 def train(
@@ -16,7 +16,7 @@ def train(
     ],
     run: Annotated[str, typer.Option(help="The run's folder; resumes the run it holds. Default: runs/NAME.")] = "",
     model: Annotated[str, typer.Option(help="tiny, small or counting.")] = "tiny",
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json; else one is trained on the data.")] = "",
+    tokenizer: Annotated[str, typer.Option(help=f"{TOKENIZER_HELP} Without, one is trained on the data.")] = "",
     vocab_size: Annotated[int, typer.Option(help="Entries of a tokenizer trained here.")] = 4096,
     dataset_chunk_size: Annotated[int, typer.Option(help="Samples a chunk.")] = 4_000,
     batch_size: Annotated[int, typer.Option(help="Sequences a step (of each worker).")] = 8,

@@ -5,7 +5,8 @@
                    BlockManager ──► texts of a batch's samples                              (DistributedLoader)
 
 Packing is a pure function of a window's samples, so a feed has no buffer to save: a resumed one packs its window again
-and goes on at a sequence offset. Below: `blocks`, `plans`. Above: `train`, which makes tensors of it.
+and goes on at a sequence offset. Below: `blocks`, `plans`. Above: `train`, which makes tensors of it; so do
+`torch_adapter` and `torch_workers`, for loops of one's own. They import torch, and nothing here imports them.
 """
 
 from typing import TYPE_CHECKING

@@ -54,7 +54,7 @@ class ChatFormat:
         """
         self._tokenizer = tokenizer
         self._specials = special_tokens(tokenizer.definition)
-        self.template = template or getattr(tokenizer, "chat_template", None) or self._suiting()
+        self.template = template or tokenizer.chat_templates.get("default") or self._suiting()
         missing = [token for token in _NEEDED.get(self.template, ()) if token not in self._specials]
         if missing:
             raise ConfigError(

@@ -24,6 +24,7 @@ from penstock.feed.state import LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.tokenizer import Tokenizer
+from penstock.feed.world import settle_world
 from penstock.plans.orders import ORDERS, OrderName
 
 Dataset = BlockManager | str | os.PathLike[str]
@@ -43,8 +44,8 @@ class DistributedLoader:
         dataset: Dataset | Mix,
         batch_size: int,
         seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         *,
         tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
         sequence_length: int | None = None,
@@ -64,9 +65,9 @@ class DistributedLoader:
             batch_size: Samples of a global batch, over all ranks; sequences of it, where they are packed.
             seed: Of the order.
             rank: This process's number, from 0.
-            world_size: How many there are.
-            tokenizer: A `tokenizer.json`, a folder with one, or one that is loaded. Given, batches are packed sequences
-                of ids; else they hold texts.
+            world_size: How many there are. Neither given, it is alone; refused where RANK and WORLD_SIZE say otherwise.
+            tokenizer: A `tokenizer.json`, a folder with one, a tiktoken file, a model of the Hub, or one that is
+                loaded. Given, batches are packed sequences of ids; else they hold texts.
             sequence_length: Tokens a sequence; at most so many where they are ragged.
             packing: concatenate (documents end to end, cut into sequences), best-fit (documents whole, several a
                 sequence), pad or ragged (a document a sequence). Longer ones are split, never cut off.
@@ -81,8 +82,6 @@ class DistributedLoader:
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} holds no sample: expected 1 or more")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} is not in a world of {world_size}: expected 0 to {world_size - 1}")
         if order not in ORDERS:
             raise ConfigError(f"order={order!r} is unknown: expected one of {', '.join(ORDERS)}")
         if (tokenizer is None) != (sequence_length is None):
@@ -98,8 +97,7 @@ class DistributedLoader:
         if cache is not None and isinstance(dataset, Mix):
             raise ConfigError("cache is of one data set, and this is a mix of several: leave it out")
         self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
+        self.rank, self.world_size = settle_world(rank, world_size)
         self._settings = FeedSettings(
             seed=seed,
             order=order,
@@ -204,6 +202,24 @@ class DistributedLoader:
         """Batches of this epoch that were handed out."""
         return self._state.step
 
+    @property
+    def position(self) -> LoaderState:
+        """Where it stands, as a value that costs nothing to keep: for whoever makes batches ahead. See `state_at`."""
+        return self._state
+
+    @property
+    def state_changes(self) -> int:
+        """Grows whenever what follows is not what was to follow: whoever has made batches ahead drops them."""
+        return self._changes
+
+    def go_to(self, step: int) -> None:
+        """Stand before batch `step` of this epoch, as if those before it had been handed out; for whoever takes batches
+        by number. Packed, it needs the whole token cache."""
+        if not 0 <= step <= self.batches_per_epoch:
+            raise ConfigError(f"step={step} is not in an epoch of {self.batches_per_epoch} batches")
+        self._state = self._feed.at(self._state, step, self.batch_size)
+        self._changes += 1
+
     def reshuffle(self, epoch: int) -> None:
         """Go to the beginning of an epoch; where it stands in that epoch already, nothing changes."""
         if epoch < 0:
@@ -235,7 +251,11 @@ class DistributedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, as JSON: the same on every rank, good for any number of them."""
-        return replace(self._state, shape=self._shape()).as_dict()
+        return self.state_at(self._state)
+
+    def state_at(self, position: LoaderState) -> dict[str, Any]:
+        """What `state_dict` told, or would have told, when it stood there."""
+        return replace(position, shape=self._shape()).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go to where a state stands; refused where its batches would not be these.

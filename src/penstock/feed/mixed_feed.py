@@ -136,6 +136,11 @@ class MixedFeed:
         finally:
             ahead.close()
 
+    def at(self, state: LoaderState, k: int, batch_size: int) -> LoaderState:
+        raise ConfigError(
+            "a mix of data sets counts its tokens as it goes, and cannot be told where it stands: iterate over it"
+        )
+
     def batch(self, state: LoaderState, k: int, batch_size: int, rank: int, world: int) -> dict[str, Any]:
         drawn = self._drawn_before(state, k, batch_size)
         placed = replace(state, step=k, drawn=drawn, streams=())

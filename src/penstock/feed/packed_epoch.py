@@ -176,6 +176,13 @@ class PackedEpoch:
             window += 1
         return self._batch(pieces, rank, world)[0]
 
+    def place(self, sequence: int) -> tuple[int, int]:
+        """The window in which a sequence of the epoch stands, and its place there; behind the last, the next window."""
+        starts = self.sequence_starts
+        sequence = min(sequence, int(starts[-1]))
+        window = int(np.searchsorted(starts, sequence, side="right")) - 1
+        return window, sequence - int(starts[window])
+
     @cached_property
     def sequence_starts(self) -> np.ndarray:
         """How many sequences come before each window, and in all; from the counts of the token cache."""

@@ -39,6 +39,10 @@ class Feed(Protocol):
         """The batches from where a state stands to the end of its epoch."""
         ...
 
+    def at(self, state: LoaderState, k: int, batch_size: int) -> LoaderState:
+        """The state before batch k of a state's epoch."""
+        ...
+
     def batch(self, state: LoaderState, k: int, batch_size: int, rank: int, world: int) -> Batch:
         """Batch k of a state's epoch, wherever in it the state stands."""
         ...
@@ -85,14 +89,20 @@ class PlainFeed:
             return packed.steps(state, batch_size, rank, world, drop_last=self._drop_last)
         return self._texts(state, batch_size).steps_ahead(state.step, rank, world, self._prefetch_bytes)
 
+    def at(self, state: LoaderState, k: int, batch_size: int) -> LoaderState:
+        if not self._source.packed:
+            return replace(state, step=k)
+        window, offset = self._numbered(state).place(k * batch_size)
+        return replace(state, step=k, window=window, offset=offset)
+
     def batch(self, state: LoaderState, k: int, batch_size: int, rank: int, world: int) -> Batch:
         if self._source.packed:
-            return self._packed(state).batch(k, batch_size, rank, world)
+            return self._numbered(state).batch(k, batch_size, rank, world)
         return self._texts(state, batch_size).batch(k, rank, world)
 
     def batch_count(self, state: LoaderState, batch_size: int) -> int:
         if self._source.packed:
-            return self._packed(state).batch_count(batch_size, drop_last=self._drop_last)
+            return self._numbered(state).batch_count(batch_size, drop_last=self._drop_last)
         return self._texts(state, batch_size).batch_count
 
     def exclusion(
@@ -120,6 +130,14 @@ class PlainFeed:
             drop_last=self._drop_last,
             timings=source.timings,
         )
+
+    def _numbered(self, state: LoaderState) -> PackedEpoch:
+        if state.batch_sizes:
+            raise ConfigError(
+                "the batch size changed in the middle of this epoch, and packed batches have no numbers until the "
+                "next: iterate to its end"
+            )
+        return self._packed(state)
 
     def _packed(self, state: LoaderState) -> PackedEpoch:
         return self._source.packed_epoch(state.epoch, list(state.exclusions))

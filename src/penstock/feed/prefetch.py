@@ -65,14 +65,15 @@ class Prefetch(Generic[T]):
                     return
             yield item
 
-    def close(self) -> None:
-        """End the thread; what it has made is dropped."""
+    def close(self, timeout_s: float = _LOOK_S) -> bool:
+        """End the thread; what it has made is dropped. Says whether it has ended within the time."""
         with self._changed:
             self._closing = True
             self._ready.clear()
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join(_LOOK_S)
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,15 +28,27 @@ class Encoded:
 class Tokenizer:
     """A tokenizer and the end-of-text id that closes each document. Pickles; safe for threads."""
 
-    def __init__(self, definition: str, *, end_of_text: str | None = None, engine: EngineName = "tokenizers") -> None:
+    def __init__(
+        self,
+        definition: str,
+        *,
+        end_of_text: str | None = None,
+        engine: EngineName = "tokenizers",
+        chat_templates: Mapping[str, str] | None = None,
+        origin: str = "",
+    ) -> None:
         """Load a tokenizer.
 
         Args:
             definition: The content of a `tokenizer.json`.
             end_of_text: The token that closes a document; found among the usual ones where not given.
             engine: What does the work; see `engines.choose_engine`.
+            chat_templates: How a chat becomes text, by name; kept, and no part of the fingerprint.
+            origin: Where it came from, for people to read.
         """
         self.definition = definition
+        self.chat_templates = dict(chat_templates or {})
+        self.origin = origin
         reference = ReferenceEngine(definition)
         self._vocabulary = reference.inner
         self._engine = reference if engine == "tokenizers" else make_engine(engine, definition)
@@ -49,11 +61,16 @@ class Tokenizer:
         self.end_of_text_id = end_id
 
     @property
+    def chat_template(self) -> str | None:
+        """How a chat becomes text, by the tokenizer's own word; None where it says nothing."""
+        return self.chat_templates.get("default")
+
+    @property
     def engine(self) -> EngineName:
         return self._engine.name
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.definition, self.end_of_text, self.engine)
+        return _rebuild, (self.definition, self.end_of_text, self.engine, self.chat_templates, self.origin)
 
     @property
     def vocab_size(self) -> int:
@@ -82,8 +99,10 @@ class Tokenizer:
         return Encoded(closed, np.concatenate([[0], ends + 1]))
 
 
-def _rebuild(definition: str, end_of_text: str, engine: EngineName) -> Tokenizer:
-    return Tokenizer(definition, end_of_text=end_of_text, engine=engine)
+def _rebuild(
+    definition: str, end_of_text: str, engine: EngineName, chat_templates: dict[str, str], origin: str
+) -> Tokenizer:
+    return Tokenizer(definition, end_of_text=end_of_text, engine=engine, chat_templates=chat_templates, origin=origin)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 4096) -> Tokenizer:

@@ -16,7 +16,7 @@ from penstock.exports import opening_lazily
 
 if TYPE_CHECKING:
     from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
-    from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
+    from penstock.storage.hub import HubStorage, is_offline, open_hub_repository, search_hub
     from penstock.storage.local import LocalStorage
     from penstock.storage.opening import open_storage
 
@@ -27,6 +27,7 @@ __all__ = [
     "ObjectWriter",
     "ReadableStorage",
     "Storage",
+    "is_offline",
     "open_hub_repository",
     "open_storage",
     "search_hub",
@@ -41,6 +42,7 @@ __getattr__ = opening_lazily(
         "ObjectWriter": "base",
         "ReadableStorage": "base",
         "Storage": "base",
+        "is_offline": "hub",
         "open_hub_repository": "hub",
         "open_storage": "opening",
         "search_hub": "hub",

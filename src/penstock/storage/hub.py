@@ -1,4 +1,4 @@
-"""A data set repository of the Hugging Face Hub, at one commit: objects are its files, to read."""
+"""A repository of the Hugging Face Hub, of data or of a model, at one commit: objects are its files, to read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.errors import ConfigError, MissingExtraError, ObjectNotFound, StorageError
@@ -17,8 +17,11 @@ from penstock.storage.web import TIMEOUT_S, WebFile, refuse_bad_status, translat
 if TYPE_CHECKING:
     import httpx2
 
+RepositoryKind = Literal["datasets", "models"]
+
 _BUFFER_BYTES = 256 << 10
 _SHA256_LENGTH = 64
+_WORDS: dict[RepositoryKind, str] = {"datasets": "data set", "models": "model"}
 _DENIED = (
     "the repository does not exist, or it is private or gated: check its name, ask for access on its page, "
     "and log in with `hf auth login` or set HF_TOKEN"
@@ -27,7 +30,7 @@ _DENIED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubStorage:
-    """The files of a data set repository at a commit. Read-only; safe for threads and spawned processes.
+    """The files of a repository at a commit. Read-only; safe for threads and spawned processes.
 
     A commit never changes, so neither does anything read from here. The list of files is fetched once, when opened.
     """
@@ -38,10 +41,11 @@ class HubStorage:
     commit: str
     tags: tuple[str, ...] = ()
     files: Mapping[str, ObjectInfo] = field(default_factory=dict)
+    kind: RepositoryKind = "datasets"
 
     @property
     def url(self) -> str:
-        return f"hf://datasets/{self.name}@{self.commit}"
+        return f"hf://{_below(self.kind)}{self.name}@{self.commit}"
 
     def get(self, key: str) -> bytes:
         with self.reader(key) as file:
@@ -58,7 +62,7 @@ class HubStorage:
     def reader(self, key: str, start: int = 0) -> BinaryIO:
         if start < 0:
             raise ConfigError(f"offset {start} is not in {key}: expected 0 or more")
-        path = f"datasets/{quote(self.name)}/resolve/{quote(self.commit, safe='')}/{quote(key)}"
+        path = f"{_below(self.kind)}{quote(self.name)}/resolve/{quote(self.commit, safe='')}/{quote(key)}"
         raw = WebFile(
             _session,
             f"{self.endpoint}/{path}",
@@ -128,20 +132,23 @@ class _Checked(io.RawIOBase):
         super().close()
 
 
-def open_hub_repository(name: str, revision: str | None = None, *, endpoint: str | None = None) -> HubStorage:
-    """Find a data set repository, pin the commit that `revision` (a branch, a tag, a commit) stands for, list its
-    files. Costs one request, and one a thousand files."""
+def open_hub_repository(
+    name: str, revision: str | None = None, *, endpoint: str | None = None, kind: RepositoryKind = "datasets"
+) -> HubStorage:
+    """Find a repository, pin the commit that `revision` (a branch, a tag, a commit) stands for, list its files. Costs
+    one request, and one a thousand files."""
     endpoint = (endpoint or default_endpoint()).rstrip("/")
-    path = f"api/datasets/{quote(name)}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
-    told = get_json(f"{endpoint}/{path}", what=f"data set {name}{f' at {revision}' if revision else ''}").json()
+    path = f"api/{kind}/{quote(name)}" + (f"/revision/{quote(revision, safe='')}" if revision else "")
+    what = f"{_WORDS[kind]} {name}{f' at {revision}' if revision else ''}"
+    told = get_json(f"{endpoint}/{path}", what=what).json()
     if not isinstance(told, dict) or not isinstance(told.get("sha"), str):
         raise StorageError(f"the Hub's answer about {name} names no commit: got {str(told)[:200]!r}")
     found = told.get("id") if isinstance(told.get("id"), str) else name
     listed = told.get("tags")
     tags = tuple(tag for tag in listed if isinstance(tag, str)) if isinstance(listed, list) else ()
     assert isinstance(found, str)
-    files = {info.key: info for info in _tree(endpoint, found, told["sha"])}
-    return HubStorage(endpoint=endpoint, name=found, commit=told["sha"], tags=tags, files=files)
+    files = {info.key: info for info in _tree(endpoint, kind, found, told["sha"])}
+    return HubStorage(endpoint=endpoint, name=found, commit=told["sha"], tags=tags, files=files, kind=kind)
 
 
 def search_hub(
@@ -157,8 +164,13 @@ def search_hub(
     return found[:limit]
 
 
-def _tree(endpoint: str, name: str, commit: str) -> Iterator[ObjectInfo]:
-    path = f"api/datasets/{quote(name)}/tree/{quote(commit, safe='')}"
+def _below(kind: RepositoryKind) -> str:
+    """Models are at the Hub's root, data sets in a folder of theirs."""
+    return "" if kind == "models" else f"{kind}/"
+
+
+def _tree(endpoint: str, kind: RepositoryKind, name: str, commit: str) -> Iterator[ObjectInfo]:
+    path = f"api/{kind}/{quote(name)}/tree/{quote(commit, safe='')}"
     query, asked = "recursive=true&expand=false", set[str]()
     while query and query not in asked:
         asked.add(query)
@@ -213,8 +225,16 @@ def default_endpoint() -> str:
 
 
 def missing_part(error: ImportError) -> MissingExtraError:
-    """What to install for ``hf://``; not under this package's name, which is another project's on PyPI."""
+    """What to install for the Hub; not under this package's name, which is another project's on PyPI."""
     return MissingExtraError(f"hf:// needs more ({error}): pip install 'huggingface_hub>=2' 'datasets>=5'")
+
+
+def is_offline() -> bool:
+    """Whether the user wants the Hub left alone: HF_HUB_OFFLINE."""
+    require_hub()
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode()
 
 
 def require_hub() -> None:
@@ -227,9 +247,9 @@ def require_hub() -> None:
 
 
 def _session() -> httpx2.Client:
-    from huggingface_hub import constants, get_session
+    from huggingface_hub import get_session
 
-    if constants.is_offline_mode():
+    if is_offline():
         raise StorageError("HF_HUB_OFFLINE is set, so the Hub is not asked: unset it, or use a local copy")
     return get_session()
 

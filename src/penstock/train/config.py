@@ -56,7 +56,8 @@ class TrainingConfig:
     model: str = "tiny"
     """A built-in model by name: tiny, small, or counting (which counts how often each sample was learned)."""
     tokenizer: str = ""
-    """A tokenizer.json. Empty: a byte-level BPE is trained on the data and kept with the run."""
+    """A tokenizer.json, a folder with one, a *.tiktoken file or a model of the Hub (``owner/name[@revision]``); behind
+    it, ``?end_of_text=TOKEN``. A copy is kept with the run. Empty: a byte-level BPE is trained on the data."""
     vocab_size: int = 4096
     """Entries of a tokenizer trained here."""
     samples_per_block: int = 100_000
@@ -149,6 +150,8 @@ class RunConfig:
     vocab_size: int
     tokenizer_engine: EngineName = "tokenizers"
     """Chosen when the run began, and kept: engines may differ in a text nobody has tried."""
+    end_of_text: str = ""
+    """The token that ends a document; empty in runs of before, which found it among the usual ones."""
 
     @property
     def training(self) -> TrainingConfig:
@@ -211,4 +214,5 @@ def resolve(
         tokenizer_fingerprint=tokenizer.fingerprint,
         vocab_size=tokenizer.vocab_size,
         tokenizer_engine=tokenizer.engine,
+        end_of_text=tokenizer.end_of_text,
     )

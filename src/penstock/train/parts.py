@@ -47,7 +47,11 @@ class RunParts:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.storage.get(TOKENIZER_KEY).decode(), engine=self.run_config.tokenizer_engine)
+        return Tokenizer(
+            self.storage.get(TOKENIZER_KEY).decode(),
+            end_of_text=self.run_config.end_of_text or None,
+            engine=self.run_config.tokenizer_engine,
+        )
 
     @cached_property
     def ledger(self) -> Ledger:

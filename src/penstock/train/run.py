@@ -10,8 +10,9 @@ from pathlib import Path
 from penstock.blocks import BlockManager, prepare_blocks
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, ObjectNotFound
-from penstock.feed import Tokenizer, choose_engine, train_tokenizer
-from penstock.feed.loading import first_texts, read_definition
+from penstock.feed import choose_engine, train_tokenizer
+from penstock.feed.loading import find_tokenizer, first_texts, is_on_hub, make_tokenizer
+from penstock.feed.tokenizer_files import NamedTokenizer
 from penstock.ledger import Commit, has_ledger, open_ledger, without_secrets
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.alone import CommitAlone
@@ -173,14 +174,14 @@ class _Run:
 def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storage, ledger: str) -> None:
     """Write the run's config.toml, or check that the run being resumed has the same one where it matters."""
     before = RunConfig.load(storage) if _has_begun(storage, ledger) else None
-    definition = _tokenizer_definition(config, blocks, storage, before)
+    named = _find_tokenizer(config, blocks, storage, before)
     try:
-        engine = before.tokenizer_engine if before else choose_engine(definition, first_texts(blocks))
-        tokenizer = Tokenizer(definition, engine=engine)
+        engine = before.tokenizer_engine if before else choose_engine(named.definition, first_texts(blocks))
     except ConfigError as error:
-        raise ConfigError(f"{config.tokenizer or storage.url + '/' + TOKENIZER_KEY}: {error}") from error
+        raise ConfigError(f"{named.origin}: {error}") from error
+    tokenizer = make_tokenizer(named, engine)
     resolved = resolve(
-        config,
+        replace(config, tokenizer=config.tokenizer or (before.training.tokenizer if before else "")),
         identity=blocks.identity(),
         name=blocks.manifest.header.dataset_name,
         total_samples=blocks.manifest.total_samples,
@@ -188,7 +189,7 @@ def _settle_config(config: TrainingConfig, blocks: BlockManager, storage: Storag
     )
     if before is not None:
         resolved.refuse_changes(before, storage.url)
-    storage.put(TOKENIZER_KEY, definition.encode())
+    storage.put(TOKENIZER_KEY, named.definition.encode())
     resolved.save(storage)
 
 
@@ -209,22 +210,30 @@ def _has_begun(storage: Storage, ledger: str) -> bool:
     return bool(commits)
 
 
-def _tokenizer_definition(
+def _find_tokenizer(
     config: TrainingConfig, blocks: BlockManager, storage: Storage, before: RunConfig | None
-) -> str:
-    """The tokenizer the user names, else the one the run has, else one trained on the data."""
+) -> NamedTokenizer:
+    """The tokenizer the user names, else the one the run has, else one trained on the data.
+
+    A model of the Hub is looked up once, when the run begins: a branch that moved since, or a Hub that cannot be
+    reached, is nothing to a run that has its copy.
+    """
+    origin = f"{storage.url}/{TOKENIZER_KEY}"
+    as_before = before is not None and config.tokenizer == before.training.tokenizer and storage.exists(TOKENIZER_KEY)
     try:
-        if config.tokenizer:
-            return read_definition(config.tokenizer)
+        if config.tokenizer and not (as_before and is_on_hub(config.tokenizer)):
+            return find_tokenizer(config.tokenizer)
         if before is not None:
-            return storage.get(TOKENIZER_KEY).decode()
+            definition = storage.get(TOKENIZER_KEY).decode()
+            return NamedTokenizer(definition=definition, end_of_text=before.end_of_text or None, origin=origin)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{storage.url}/{TOKENIZER_KEY} is not UTF-8: expected a tokenizer.json") from error
     except ObjectNotFound as error:
         raise ConfigError(
             f"{storage.url} has lost its {TOKENIZER_KEY}: restore it, or name it with --tokenizer"
         ) from error
-    return train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size).definition
+    trained = train_tokenizer(_some_texts(blocks), vocab_size=config.vocab_size)
+    return NamedTokenizer(definition=trained.definition, end_of_text=trained.end_of_text, origin=origin)
 
 
 def _some_texts(blocks: BlockManager) -> Iterator[str]:
