@@ -19,6 +19,7 @@ from equipment.processes import pickled, python
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import ConfigError, StorageError
 from penstock.feed import Tokenizer, token_cache, token_store, train_tokenizer
+from penstock.feed.known_tokenizer import KnownTokenizer
 from penstock.feed.token_cache import TokenCache
 
 TEXTS = [f"sample {number}: " + "word " * (number * 7 % 23) for number in range(203)]
@@ -44,7 +45,7 @@ def blocks(tmp_path: Path) -> BlockManager:
 
 
 @pytest.fixture
-def cache(blocks: BlockManager, tokenizer: Tokenizer) -> TokenCache:
+def cache(blocks: BlockManager, tokenizer: Tokenizer | KnownTokenizer) -> TokenCache:
     return TokenCache(blocks, tokenizer)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 
 from penstock.errors import ConfigError, MissingExtraError
+from penstock.feed.known_tokenizer import KnownTokenizer
 from penstock.feed.labels import MASKED
 from penstock.feed.tokenizer import Encoded, Tokenizer
 
@@ -45,7 +46,7 @@ class Span(NamedTuple):
 class ChatFormat:
     """One way to write chats for one tokenizer. Pickles; safe for threads."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer | KnownTokenizer, template: str | None = None) -> None:
         """Choose the template.
 
         Args:
@@ -154,7 +155,7 @@ def _chatml(messages: Sequence[Message]) -> Iterator[Span]:
 class _JinjaTemplate:
     """A template as tokenizers bring it. What the assistant said is what a turn adds to the prompt before it."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, source: str, tokenizer: Tokenizer | KnownTokenizer) -> None:
         try:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.mix import Mix
-from penstock.feed.mixed_feed import MixedFeed
 from penstock.feed.pieces import PACKINGS, Packing
 from penstock.feed.plain_feed import Batch, Feed, PlainFeed
 from penstock.feed.sequences import FIELDS, FieldName
@@ -23,9 +22,12 @@ from penstock.feed.source_feed import FeedSettings, Learn, SourceFeed, Tokenizer
 from penstock.feed.state import LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
-from penstock.feed.tokenizer import Tokenizer
 from penstock.feed.world import settle_world
 from penstock.plans.orders import ORDERS, OrderName
+
+if TYPE_CHECKING:
+    from penstock.feed.known_tokenizer import KnownTokenizer
+    from penstock.feed.tokenizer import Tokenizer
 
 Dataset = BlockManager | str | os.PathLike[str]
 
@@ -125,13 +127,15 @@ class DistributedLoader:
             return SourceFeed(blocks, self._settings, tokenizer, source=name, cache=cache)
 
         if isinstance(dataset, Mix):
+            from penstock.feed.mixed_feed import MixedFeed
+
             sources = [source(mixed, name) for name, mixed in dataset.datasets.items()]
             return MixedFeed(dataset, sources, drop_last=drop_last, prefetch_bytes=prefetch_bytes)
         return PlainFeed(source(dataset), drop_last=drop_last, prefetch_bytes=prefetch_bytes)
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, loaded on first use with the engine that suits it; None where texts are fed."""
+    def tokenizer(self) -> Tokenizer | KnownTokenizer | None:
+        """The tokenizer, with the engine that suits it; None where texts are fed."""
         return self._feed.sources[0].tokenizer
 
     @property
@@ -247,7 +251,7 @@ class DistributedLoader:
             raise ConfigError(f"samples {ids[0]} to {ids[-1]} are not all in 0 to {total - 1}: nothing was excluded")
         self._state = replace(self._state, exclusions=(*self._state.exclusions, entry))
         # A data set of a mix may begin its next epoch at any step.
-        self._changes += at_once or isinstance(self._feed, MixedFeed)
+        self._changes += at_once or self._feed.is_mixed
 
     def state_dict(self) -> dict[str, Any]:
         """Where it stands, as JSON: the same on every rank, good for any number of them."""
@@ -281,8 +285,6 @@ class DistributedLoader:
 
     def mixture(self) -> list[dict[str, Any]]:
         """What each data set of a mix has given so far, against what it was to give; see `MixedFeed.report`."""
-        if not isinstance(self._feed, MixedFeed):
-            raise ConfigError("this loader has one data set: only a mix has shares to tell of")
         return self._feed.report(self._state, self.batch_size)
 
     @property

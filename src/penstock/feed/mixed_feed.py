@@ -30,6 +30,8 @@ from penstock.plans.permutation import derive_key
 class MixedFeed:
     """Batches of several data sets."""
 
+    is_mixed = True
+
     def __init__(self, mix: Mix, sources: list[SourceFeed], *, drop_last: bool, prefetch_bytes: int) -> None:
         self._mix = mix
         self._sources = sources

@@ -20,6 +20,8 @@ Batch = dict[str, Any]
 class Feed(Protocol):
     """What a loader is fed by. Knows no rank and no position: those come with every call."""
 
+    is_mixed: bool
+
     @property
     def sources(self) -> list[SourceFeed]: ...
 
@@ -57,6 +59,10 @@ class Feed(Protocol):
         """An entry of the exclusion journal, for where a state stands."""
         ...
 
+    def report(self, state: LoaderState, batch_size: int) -> list[dict[str, Any]]:
+        """What each data set of a mixture has given, against what it was to give."""
+        ...
+
     def report_timings(self) -> dict[str, float]:
         """How long the consumer waited, and what the feed did meanwhile."""
         ...
@@ -64,6 +70,8 @@ class Feed(Protocol):
 
 class PlainFeed:
     """Batches of one data set."""
+
+    is_mixed = False
 
     def __init__(self, source: SourceFeed, *, drop_last: bool, prefetch_bytes: int) -> None:
         self._source = source
@@ -116,6 +124,9 @@ class PlainFeed:
             window=(state.window + bool(state.offset)) if at_once else 0,
             sample_ids=sample_ids,
         )
+
+    def report(self, state: LoaderState, batch_size: int) -> list[dict[str, Any]]:
+        raise ConfigError("this loader has one data set: only a mix has shares to tell of")
 
     def report_timings(self) -> dict[str, float]:
         return self._source.report_to.report()

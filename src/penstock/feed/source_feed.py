@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
-from penstock.feed.chat import ChatFormat
-from penstock.feed.loading import load_tokenizer
+from penstock.feed.known_tokenizer import KnownTokenizer, know_tokenizer
 from penstock.feed.packed_epoch import LastWindow, PackedEpoch
 from penstock.feed.pieces import Packing
 from penstock.feed.ranges import BlockRanges
@@ -19,8 +18,10 @@ from penstock.feed.state import ExclusionEntry
 from penstock.feed.texts import SampleReader
 from penstock.feed.timings import Timings
 from penstock.feed.token_cache import CHUNK_BYTES, TokenCache, chunk_samples
-from penstock.feed.tokenizer import Tokenizer
 from penstock.plans.orders import Order, OrderName, make_order
+
+if TYPE_CHECKING:
+    from penstock.feed.tokenizer import Tokenizer
 
 WINDOW_CHUNKS = 32
 _EPOCHS_KEPT = 16
@@ -42,14 +43,14 @@ class FeedSettings:
 
 
 class TokenizerChoice:
-    """A tokenizer, or what names one: loaded on first use, with the engine that suits a data set."""
+    """A tokenizer, or what names one: looked for on first use, with the engine that suits a data set."""
 
     def __init__(self, chosen: Tokenizer | str | os.PathLike[str] | None) -> None:
-        self._chosen = chosen
+        self._chosen: Tokenizer | KnownTokenizer | str | os.PathLike[str] | None = chosen
 
-    def load(self, blocks: BlockManager) -> Tokenizer | None:
-        if self._chosen is not None and not isinstance(self._chosen, Tokenizer):
-            self._chosen = load_tokenizer(os.fspath(self._chosen), blocks)
+    def find(self, blocks: BlockManager) -> Tokenizer | KnownTokenizer | None:
+        if isinstance(self._chosen, str | os.PathLike):
+            self._chosen = know_tokenizer(os.fspath(self._chosen), blocks)
         return self._chosen
 
 
@@ -93,8 +94,8 @@ class SourceFeed:
         return self.settings.sequence_length is not None
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
-        return self._tokenizer.load(self.blocks)
+    def tokenizer(self) -> Tokenizer | KnownTokenizer | None:
+        return self._tokenizer.find(self.blocks)
 
     @property
     def token_cache(self) -> TokenCache:
@@ -102,8 +103,11 @@ class SourceFeed:
             tokenizer = self.tokenizer
             if tokenizer is None:
                 raise ConfigError("there is no token cache without a tokenizer: name one")
-            assistant_only = self.settings.learn == "assistant"
-            chat = ChatFormat(tokenizer, self.settings.chat_template) if assistant_only else None
+            chat = None
+            if self.settings.learn == "assistant":
+                from penstock.feed.chat import ChatFormat
+
+                chat = ChatFormat(tokenizer, self.settings.chat_template)
             self._cache = TokenCache(self.blocks, tokenizer, chat=chat)
         return self._cache
 

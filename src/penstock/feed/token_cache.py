@@ -17,19 +17,22 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from penstock.blocks import BlockManager, cache_folder
 from penstock.errors import ConfigError, SourceError, StorageError
-from penstock.feed.chat import ChatFormat
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.timings import Timings
 from penstock.feed.token_store import TokenChunk, TokenStore
-from penstock.feed.tokenizer import Tokenizer
 from penstock.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from penstock.feed.chat import ChatFormat
+    from penstock.feed.known_tokenizer import KnownTokenizer
+    from penstock.feed.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ class TokenCache:
     def __init__(
         self,
         blocks: BlockManager,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | KnownTokenizer,
         *,
         chat: ChatFormat | None = None,
         folder: str | os.PathLike[str] | None = None,
@@ -302,6 +305,10 @@ class TokenCache:
 
 
 def _rebuild(
-    blocks: BlockManager, tokenizer: Tokenizer, chat: ChatFormat | None, folder: Path | None, max_bytes: int | None
+    blocks: BlockManager,
+    tokenizer: Tokenizer | KnownTokenizer,
+    chat: ChatFormat | None,
+    folder: Path | None,
+    max_bytes: int | None,
 ) -> TokenCache:
     return TokenCache(blocks, tokenizer, chat=chat, folder=folder, max_bytes=max_bytes)
