@@ -25,6 +25,7 @@ def test_the_exported_names_are_these() -> None:
         "BlockManager",
         "ChunkTracker",
         "DistributedLoader",
+        "Mix",
         "TrainingConfig",
         "ingest",
         "process_raw_dataset_to_blocks",
