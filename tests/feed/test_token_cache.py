@@ -56,7 +56,7 @@ def samples_of(cache: TokenCache) -> list[list[int]]:
     return found
 
 
-def expected(tokenizer: Tokenizer) -> list[list[int]]:
+def expected(tokenizer: Tokenizer | KnownTokenizer) -> list[list[int]]:
     encoded = tokenizer.encode(TEXTS)
     return [piece.tolist() for piece in np.split(encoded.ids, encoded.offsets[1:-1])]
 
