@@ -1,11 +1,15 @@
 """Tokens of any samples, brought together in any order at the speed of memory.
 
-A window's chunks are joined, then its samples are put in the plan's order. The second step is a copy of many pieces of
-uneven length; Arrow does that for binary values with one copy a value, so tokens go through it as bytes. Few pieces are
-as quickly put together one by one.
+    all of one length      rows of matrices, copied a row at a time
+    many, of any length    joined and put in order by Arrow, which copies binary values: tokens go through it as bytes
+    few, of any length     one by one
+
+Each is a copy or two of every token, and calls that let go of the interpreter while they copy.
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 
@@ -14,23 +18,24 @@ from penstock.feed.token_store import TokenChunk
 _FEW = 10_000
 
 
-def join(parts: list[TokenChunk], dtype: np.dtype) -> TokenChunk:
-    """Several runs of samples as one."""
-    ids = np.concatenate([np.empty(0, dtype=dtype), *(part.ids for part in parts)])
-    lengths = np.concatenate([np.zeros(1, dtype=np.int64), *(np.diff(part.offsets) for part in parts)])
-    return TokenChunk(ids, np.cumsum(lengths))
+def assemble(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype) -> TokenChunk:
+    """Samples from several runs of samples: sample i of the result is sample ``places[i]`` of run ``of_part[i]``."""
+    length = _common_length(parts)
+    if length is not None:
+        return _rows(parts, of_part, places, length, dtype)
+    few = len(places) <= _FEW and "pyarrow" not in sys.modules  # slow to start: not for the first batches
+    if few or len(places) * 4 < sum(len(part.offsets) for part in parts):
+        return _one_by_one(parts, of_part, places, dtype)
+    firsts = np.cumsum([0, *(len(part.offsets) - 1 for part in parts)])
+    return reorder(_join(parts, dtype), firsts[of_part] + places)
 
 
 def reorder(samples: TokenChunk, order: np.ndarray) -> TokenChunk:
     """Samples in another order, or some of them: sample i of the result is sample ``order[i]``."""
     ids, offsets = samples.ids, samples.offsets
-    if len(order) <= _FEW:
-        starts, stops = offsets[order].tolist(), offsets[order + 1].tolist()
-        pieces = [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        bounds = np.zeros(len(order) + 1, dtype=np.int64)
-        np.cumsum(offsets[order + 1] - offsets[order], out=bounds[1:])
-        return TokenChunk(np.concatenate([np.empty(0, dtype=ids.dtype), *pieces]), bounds)
-    import pyarrow as pa  # slow to start, and needed for many samples only
+    if len(order) <= _FEW and "pyarrow" not in sys.modules:
+        return _one_by_one([samples], np.zeros(len(order), dtype=np.int64), order, ids.dtype)
+    import pyarrow as pa
 
     width = ids.dtype.itemsize
     buffers = [None, pa.py_buffer(offsets * width), pa.py_buffer(np.ascontiguousarray(ids))]
@@ -41,3 +46,45 @@ def reorder(samples: TokenChunk, order: np.ndarray) -> TokenChunk:
     if data is None or not len(order):
         return TokenChunk(np.empty(0, dtype=ids.dtype), np.zeros(len(order) + 1, dtype=np.int64))
     return TokenChunk(np.frombuffer(data, dtype=ids.dtype, count=int(placed[-1])), placed)
+
+
+def _join(parts: list[TokenChunk], dtype: np.dtype) -> TokenChunk:
+    """Several runs of samples as one."""
+    ids = np.concatenate([np.empty(0, dtype=dtype), *(part.ids for part in parts)])
+    lengths = np.concatenate([np.zeros(1, dtype=np.int64), *(np.diff(part.offsets) for part in parts)])
+    return TokenChunk(ids, np.cumsum(lengths))
+
+
+def _common_length(parts: list[TokenChunk]) -> int | None:
+    """The length of all samples, where they have one."""
+    length = None
+    for part in parts:
+        lengths = np.diff(part.offsets)
+        if len(lengths):
+            length = int(lengths[0]) if length is None else length
+            if not length or (lengths != length).any():
+                return None
+    return length
+
+
+def _rows(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, length: int, dtype: np.dtype) -> TokenChunk:
+    rows = np.empty((len(places), length), dtype=dtype)
+    by_part = np.argsort(of_part, kind="stable")
+    bounds = np.searchsorted(of_part[by_part], np.arange(len(parts) + 1))
+    for number, part in enumerate(parts):
+        mine = by_part[bounds[number] : bounds[number + 1]]
+        rows[mine] = part.ids.reshape(-1, length)[places[mine]]
+    return TokenChunk(rows.reshape(-1), np.arange(len(places) + 1, dtype=np.int64) * length)
+
+
+def _one_by_one(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype) -> TokenChunk:
+    bounds = np.zeros(len(places) + 1, dtype=np.int64)
+    starts, stops = np.empty_like(bounds[1:]), np.empty_like(bounds[1:])
+    for number, part in enumerate(parts):
+        mine = of_part == number
+        starts[mine], stops[mine] = part.offsets[places[mine]], part.offsets[places[mine] + 1]
+    np.cumsum(stops - starts, out=bounds[1:])
+    ids = [part.ids for part in parts]
+    told = zip(of_part.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    pieces = [ids[number][start:stop] for number, start, stop in told]
+    return TokenChunk(np.concatenate([np.empty(0, dtype=dtype), *pieces]), bounds)

@@ -49,6 +49,8 @@ class TokenStore:
         self._lock = threading.Lock()
         self._making: set[int] = set()
         self._maps: dict[int, np.ndarray] = {}
+        self._whole: set[tuple[int, int, int]] = set()
+        """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
         (folder / "segments").mkdir(parents=True, exist_ok=True)
@@ -79,8 +81,11 @@ class TokenStore:
         if data is None:
             return None
         payload = data[start:stop]
-        if isal_zlib.crc32(payload) != int(record["crc"]):
-            return None
+        told = int(record["segment"]), start, int(record["crc"])
+        if told not in self._whole:
+            if isal_zlib.crc32(payload) != told[2]:
+                return None
+            self._whole.add(told)
         offsets = payload[: 4 * (samples + 1)].view("<u4").astype(np.int64)
         return TokenChunk(payload[ids_at:].view(self._dtype), offsets)
 

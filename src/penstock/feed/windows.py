@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.feed.gathering import join, reorder
+from penstock.feed.gathering import assemble
 from penstock.feed.token_cache import TokenCache
-from penstock.feed.token_store import TokenChunk
 from penstock.plans.orders import Order, ShardLocal
 
 
@@ -54,37 +53,33 @@ class WindowPlan:
         """A window with its tokens."""
         if not isinstance(self.order, ShardLocal):
             sample_ids = self.sample_ids(window)
-            gathered = gather(cache, sample_ids)
-            return Window(sample_ids, gathered.ids, gathered.offsets)
-        size, total = self.order.chunk_size, self.order.size
+            numbers, places = np.divmod(sample_ids, cache.chunk_size)
+            touched, of_part = np.unique(numbers, return_inverse=True)
+            return self._assembled(cache, touched, of_part, places, sample_ids)
+        size = self.order.chunk_size
         assert size == cache.chunk_size, "a chunk of the order is one of the cache"
         numbers = self.order.window_chunk_ids(window)
-        chunks = cache.chunks(numbers.tolist())
-        with cache.timings.of("pack"):
-            joined = join(chunks, cache.dtype)
-        lying = np.concatenate([np.arange(number * size, min((number + 1) * size, total)) for number in numbers])
+        # Chunks laid end to end, of which one may be short, in the window's order.
+        firsts = np.cumsum([0, *np.minimum(size, self.order.size - numbers * size)])
         order = self.order.window_order(window)
-        sample_ids = lying[order]
+        of_part = np.searchsorted(firsts, order, side="right") - 1
+        places = order - firsts[of_part]
+        sample_ids = numbers[of_part] * size + places
         if len(self.excluded):
             allowed = np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)
-            order, sample_ids = order[allowed], sample_ids[allowed]
+            of_part, places, sample_ids = of_part[allowed], places[allowed], sample_ids[allowed]
+        return self._assembled(cache, numbers, of_part, places, sample_ids)
+
+    @staticmethod
+    def _assembled(
+        cache: TokenCache, numbers: np.ndarray, of_part: np.ndarray, places: np.ndarray, sample_ids: np.ndarray
+    ) -> Window:
+        chunks = cache.chunks(numbers.tolist())
         with cache.timings.of("pack"):
-            placed = reorder(joined, order)
+            placed = assemble(chunks, of_part, places, cache.dtype)
         return Window(sample_ids, placed.ids, placed.offsets)
 
     def _allowed(self, sample_ids: np.ndarray) -> np.ndarray:
         if not len(self.excluded):
             return sample_ids
         return sample_ids[np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)]
-
-
-def gather(cache: TokenCache, sample_ids: np.ndarray) -> TokenChunk:
-    """The tokens of samples from anywhere, in this order. Costs a copy a sample, and a look at each chunk touched."""
-    by_place = np.argsort(sample_ids, kind="stable")
-    numbers, places = np.divmod(sample_ids[by_place], cache.chunk_size)
-    parts = [  # a chunk at a time: together they may be the whole data set
-        reorder(cache.chunks([number])[0], places[numbers == number]) for number in np.unique(numbers).tolist()
-    ]
-    back = np.empty(len(by_place), dtype=np.int64)
-    back[by_place] = np.arange(len(by_place))
-    return reorder(join(parts, cache.dtype), back)
