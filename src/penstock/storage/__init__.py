@@ -1,24 +1,29 @@
 """Bytes, by key: where everything Penstock stores is read and written.
 
-    caller ── key ──► Storage ──► local folder           (objects are files; temp file, fsync, rename)
-                                  object store           (same contract, same tests)
-                                  Hub repository         (`ReadableStorage`: its files at one commit)
+    caller ── key ──► Storage ──► LocalStorage     local folder: objects are files; temp file, fsync, rename
+                                  ObjectStorage    S3, R2, GCS, Azure, HTTP: same contract, same tests
+                  ReadableStorage HubStorage       a Hub repository's files at one commit
+                                  EndpointStorage  one data set on several endpoints: round robin, failover
+
+    ObjectStorage ── retry.py ──► client.py (one request, tried once) ──► obstore ──► answers.py (what it meant)
 
 The one contract is `Storage` in `base.py`, with `ReadableStorage` as the half that sources need; `open_storage` picks
-the backend by URL. Below: nothing but `faults` and
+the backend by URL, `load_bucket_secrets` finds buckets in the environment. Below: nothing but `faults` and
 `errors`. Above: sources read through it, blocks and checkpoints live on it. Errors are translated here, once: no caller
-sees an `OSError`. Retrying belongs here and nowhere else.
+sees an `OSError`. Retrying belongs here and nowhere else. Nothing here imports obstore before it is used.
 """
 
 from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
 from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
 from penstock.storage.local import LocalStorage
+from penstock.storage.objects import ObjectStorage
 from penstock.storage.opening import open_storage
 
 __all__ = [
     "HubStorage",
     "LocalStorage",
     "ObjectInfo",
+    "ObjectStorage",
     "ObjectWriter",
     "ReadableStorage",
     "Storage",
