@@ -14,6 +14,7 @@ __all__ = [
     "DistributedLoader",
     "TrainingConfig",
     "ingest",
+    "load_bucket_secrets",
     "process_raw_dataset_to_blocks",
     "run_training",
 ]
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.blocks import BlockManager, ingest, process_raw_dataset_to_blocks
     from penstock.feed import DistributedLoader
     from penstock.ledger.tracker import ChunkTracker
+    from penstock.storage.buckets import load_bucket_secrets
     from penstock.train.config import TrainingConfig
     from penstock.train.run import run_training
 
@@ -33,6 +35,7 @@ _HOMES = {
     "DistributedLoader": "penstock.feed",
     "TrainingConfig": "penstock.train.config",
     "ingest": "penstock.blocks",
+    "load_bucket_secrets": "penstock.storage.buckets",
     "process_raw_dataset_to_blocks": "penstock.blocks",
     "run_training": "penstock.train.run",
 }

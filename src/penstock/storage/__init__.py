@@ -14,12 +14,15 @@ sees an `OSError`. Retrying belongs here and nowhere else. Nothing here imports 
 """
 
 from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
+from penstock.storage.buckets import load_bucket_secrets
+from penstock.storage.endpoints import EndpointStorage
 from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
 from penstock.storage.local import LocalStorage
 from penstock.storage.objects import ObjectStorage
 from penstock.storage.opening import open_storage
 
 __all__ = [
+    "EndpointStorage",
     "HubStorage",
     "LocalStorage",
     "ObjectInfo",
@@ -27,6 +30,7 @@ __all__ = [
     "ObjectWriter",
     "ReadableStorage",
     "Storage",
+    "load_bucket_secrets",
     "open_hub_repository",
     "open_storage",
     "search_hub",

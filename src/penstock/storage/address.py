@@ -78,7 +78,7 @@ class StoreAddress:
     def told(self) -> str:
         """The URL and, where it is not the provider's own, the endpoint."""
         endpoint = self.endpoint
-        return f"{self.url} at {redacted(endpoint)}" if endpoint else self.url
+        return f"{self.url} at {_without_account(redacted(endpoint))}" if endpoint else self.url
 
     @property
     def endpoint(self) -> str | None:
@@ -88,6 +88,13 @@ class StoreAddress:
         if given is None and self.scheme == "s3":
             given = next((os.environ[name] for name in _ENDPOINT_VARIABLES if os.environ.get(name)), None)
         return given.reveal() if isinstance(given, Secret) else str(given) if given is not None else None
+
+    def check(self) -> None:
+        """Refuse what cannot work, the environment's part in it included."""
+        if (endpoint := self.endpoint) is not None:
+            _check_endpoint(endpoint)
+        if self.scheme == "s3" and ("access_key_id" in self.options) != ("secret_access_key" in self.options):
+            raise ConfigError(f"{self.url}: access_key_id and secret_access_key go together: got one of them")
 
     def path(self, key: str) -> str:
         """A key's place in the bucket."""
@@ -108,8 +115,8 @@ def parse_address(url: str, options: Options | None = None) -> StoreAddress:
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None:
         raise ConfigError(
-            f"storage scheme {parts.scheme}:// is not supported: expected a local path, file://, s3://, gs://, az:// or "
-            "https://"
+            f"storage scheme {parts.scheme}:// is not supported: expected a local path, file://, s3://, gs://, az:// "
+            "or https://"
         )
     if "@" in parts.netloc:
         raise ConfigError(
@@ -137,9 +144,18 @@ def parse_address(url: str, options: Options | None = None) -> StoreAddress:
     return StoreAddress(scheme=scheme, bucket=parts.netloc, prefix=below, options=given)
 
 
+def _without_account(endpoint: str) -> str:
+    """An R2 endpoint with as much of its account as tells it from others."""
+    head, host, tail = endpoint.partition(R2_HOST)
+    scheme, slashes, account = head.partition("://")
+    return f"{scheme}{slashes}{account[:4]}...{host}{tail}" if host else endpoint
+
+
 def _check_endpoint(endpoint: str) -> None:
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-        raise ConfigError(f"endpoint {redacted(endpoint)!r} is not valid: expected a URL such as https://s3.example.com")
+        raise ConfigError(
+            f"endpoint {redacted(endpoint)!r} is not valid: expected a URL such as https://s3.example.com"
+        )
     if "@" in parts.netloc:
         raise ConfigError(f"endpoint {redacted(endpoint)!r} holds a password: give it as an option, not in the URL")

@@ -1,12 +1,13 @@
 """What an object store answered, in the storage contract's words.
 
-obstore raises few kinds of errors and tells the rest in their text: the status, the store's own code, how the connection
-failed. That text may also hold what a server sent back of a request's signature, so none of it is passed on but these.
+obstore raises few kinds of errors and tells the rest in their text: the status, the store's own code, how the
+connection failed. That text may also hold what a server sent back of a request's signature, so no more is passed on.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from penstock.errors import (
     AccessDenied,
@@ -24,6 +25,8 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _REFUSED_CODES = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
 _TRANSIENT_CODES = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown"}
+_METADATA_SERVICE = "http://169.254.169.254/"
+"""Where a cloud's machine finds credentials of its own, asked when none were given."""
 _KINDS = {
     "Connect": "cannot be reached",
     "Decode": "the answer is broken",
@@ -38,47 +41,82 @@ class RangeNotThere(StorageError):
     """A range that begins behind the end of its object; never leaves this package."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What obstore's error tells."""
+
+    name: str
+    status: int
+    code: str
+    text: str
+
+    @property
+    def told(self) -> str:
+        return f"{self.status or ''} {self.code}".strip() or self.name
+
+
 def translate(error: Exception, what: str) -> PenstockError:
     """The error of the contract for one of obstore's. Raise it outside the ``except`` block: its cause stays behind."""
-    text = str(error)
-    status = _status(text)
-    code = found[1] if (found := _CODE.search(text)) else ""
-    answer = f"{status} {code}".strip() if status else code
-    name = type(error).__name__
     if isinstance(error, ValueError):
         return ConfigError(f"{what}: this cannot be a key of an object store: expected no control characters")
-    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403) or code in _REFUSED_CODES:
-        return AccessDenied(f"{what}: the store refused ({answer or name}): {_advice(code)}")
-    if code == "NoSuchBucket":
-        return StorageError(f"{what}: there is no such bucket ({answer}): check its name and the endpoint")
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return ObjectNotFound(f"{what} does not exist" + (f" ({answer})" if answer else ""))
-    if code in _TRANSIENT_CODES or status in (408, 425, 429) or status >= 500:
-        return TransientStoreError(f"{what}: the store answered {answer}")
-    if name in ("AlreadyExistsError", "PreconditionError") or status in (409, 412):
-        return PreconditionFailed(f"{what}: what is there is not what was expected ({answer or name})")
-    if status == 416:
-        return RangeNotThere(f"{what}: the range begins behind the end")
-    return _without_answer(text, what, answer, name)
+    text = str(error)
+    code = found[1] if (found := _CODE.search(text)) else ""
+    name = "FileNotFoundError" if isinstance(error, FileNotFoundError) else type(error).__name__
+    answer = _Answer(name, _status(text), code, text)
+    for meaning in (_refused, _absent, _passing, _unmet):
+        failure = meaning(answer, what)
+        if failure is not None:
+            return failure
+    return _without_answer(answer, what)
 
 
-def _without_answer(text: str, what: str, answer: str, name: str) -> PenstockError:
-    """The rest: no answer at all, or one that says nothing of use."""
-    kind = found[1] if (found := _KIND.search(text)) else ""
-    if "169.254." in text or "credential" in text.lower():
+def _refused(answer: _Answer, what: str) -> PenstockError | None:
+    if _METADATA_SERVICE in answer.text:
         return AccessDenied(
             f"{what}: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the provider's "
             "own), or the option skip_signature for a public bucket"
         )
+    is_refused = answer.name in ("PermissionDeniedError", "UnauthenticatedError") or answer.status in (401, 403)
+    if is_refused or answer.code in _REFUSED_CODES:
+        return AccessDenied(f"{what}: the store refused ({answer.told}): {_advice(answer.code)}")
+    return None
+
+
+def _absent(answer: _Answer, what: str) -> PenstockError | None:
+    if answer.code == "NoSuchBucket":
+        return StorageError(f"{what}: there is no such bucket ({answer.told}): check its name and the endpoint")
+    if answer.name == "FileNotFoundError" or answer.status in (404, 410):
+        return ObjectNotFound(f"{what} does not exist ({answer.told})")
+    return None
+
+
+def _passing(answer: _Answer, what: str) -> PenstockError | None:
+    if answer.code in _TRANSIENT_CODES or answer.status in (408, 425, 429) or answer.status >= 500:
+        return TransientStoreError(f"{what}: the store answered {answer.told}")
+    return None
+
+
+def _unmet(answer: _Answer, what: str) -> PenstockError | None:
+    if answer.name in ("AlreadyExistsError", "PreconditionError") or answer.status in (409, 412):
+        return PreconditionFailed(f"{what}: what is there is not what was expected ({answer.told})")
+    if answer.status == 416:
+        return RangeNotThere(f"{what}: the range begins behind the end")
+    return None
+
+
+def _without_answer(answer: _Answer, what: str) -> PenstockError:
+    """The rest: no answer at all, or one that says nothing of use."""
+    text = answer.text
+    kind = found[1] if (found := _KIND.search(text)) else ""
     if kind in _KINDS:
         refused = " (connection refused)" if "ConnectionRefused" in text else ""
         return TransientStoreError(f"{what}: {_KINDS[kind]}{refused}")
     if "response" in text and "invalid" in text.lower():
         return TransientStoreError(f"{what}: the answer is broken")
-    if name == "NotSupportedError":
+    if answer.name == "NotSupportedError":
         return StorageError(f"{what}: this store cannot do that")
-    first = redacted(text.partition("\n")[0])[:200]
-    return StorageError(f"{what}: {answer or first}")
+    told = answer.told if answer.status or answer.code else redacted(text.partition("\n")[0])[:200]
+    return StorageError(f"{what}: {told}")
 
 
 def _status(text: str) -> int:

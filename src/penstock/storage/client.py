@@ -1,25 +1,17 @@
-"""One request at a time to an object store, each tried once; whoever calls decides what follows a failure.
-
-obstore's sync API is used, from any thread. It connects on first use. Its own retries are off, except for the parts of a
-large upload, which nobody else can send again.
-"""
+"""One request at a time to an object store, each tried once: whoever calls decides what follows a failure."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, PreconditionFailed, StorageError, TransientStoreError
+from penstock.errors import PreconditionFailed, StorageError, TransientStoreError
 from penstock.storage.address import StoreAddress
-from penstock.storage.answers import RangeNotThere, translate
+from penstock.storage.answers import RangeNotThere
 from penstock.storage.base import ObjectInfo
+from penstock.storage.connection import READING, WRITING, Timeouts, call, connect, refuse_after_fork
 from penstock.storage.keys import check_prefix
 from penstock.storage.retry import RetryBudget
-from penstock.storage.secret import Secret
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -29,26 +21,8 @@ _STREAM_FROM_BYTES = 4 << 20
 """Above this a body is taken in pieces, so that what arrived of one that breaks off is kept."""
 _PIECE_BYTES = 1 << 20
 _LAST_BYTE = (1 << 63) - 1
-_READING, _WRITING = "reading", "writing"
 PUT_MARK = "penstockput"
 """The attribute by which a conditional put whose answer was lost recognises itself."""
-
-T = TypeVar("T")
-_used_in: int | None = None
-"""The process in which obstore's threads were started; a fork has none of them and would wait for ever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """How long one request may take."""
-
-    connect_s: float = 10.0
-    read_s: float = 30.0
-    """Without a byte, while something is read."""
-    whole_s: float = 900.0
-    """A whole answer, however steadily it trickles."""
-    write_s: float = 300.0
-    """A whole write; of a large object, of each part."""
 
 
 class PartialRead:
@@ -130,7 +104,9 @@ class ObjectClient:
             raise TransientStoreError(f"{what} changed while it was read") from None
         meta, (begins, ends) = result.meta, result.range
         if begins != first:
-            raise StorageError(f"{what}: asked for bytes from {first}, got them from {begins}: ranges are not kept here")
+            raise StorageError(
+                f"{what}: asked for bytes from {first}, got them from {begins}: ranges are not kept here"
+            )
         if partial.info is not None and partial.info.size_bytes != meta["size"]:
             partial.begin_again()
             raise TransientStoreError(f"{what} changed while it was read")
@@ -164,7 +140,7 @@ class ObjectClient:
 
     def put(self, key: str, data: bytes, *, mode: Any = "overwrite", mark: str = "") -> ObjectInfo:
         """Write an object in one request; `mode` is ``create``, ``overwrite`` or a version to replace."""
-        store, path = self._store(_WRITING), self.address.path(key)
+        store, path = self._store(WRITING), self.address.path(key)
         attributes = {PUT_MARK: mark} if mark else None
         told = call(
             lambda: store.put(path, data, mode=mode, attributes=attributes, use_multipart=False), self.what(key)
@@ -189,81 +165,14 @@ class ObjectClient:
         store, path = self._store(budget), self.address.path(key)
         return obstore.open_writer(store, path, buffer_size=part_bytes, max_concurrency=parallel)
 
-    def _store(self, use: RetryBudget | str = _READING) -> Any:
+    def _store(self, use: RetryBudget | str = READING) -> Any:
         """The connection for a use: reading, writing, or large uploads, whose parts are tried again within a budget."""
         refuse_after_fork()
         with self._lock:
             found = self._stores.get(use)
             if found is None:
-                found = self._stores[use] = self._connect(use)
+                found = self._stores[use] = connect(self.address, self.timeouts, use)
             return found
-
-    def _connect(self, use: RetryBudget | str) -> Any:
-        from obstore import store as stores
-
-        address, t = self.address, self.timeouts
-        client: dict[str, Any] = {"connect_timeout": timedelta(seconds=t.connect_s)}
-        if use == _READING:
-            client |= {"read_timeout": timedelta(seconds=t.read_s), "timeout": timedelta(seconds=t.whole_s)}
-        else:  # the time-out for a read would count from the first byte sent
-            client |= {"timeout": timedelta(seconds=t.write_s)}
-        if (address.endpoint or address.bucket).startswith("http://"):
-            client["allow_http"] = True
-        more = {"client_options": client, "retry_config": _retry_config(use)}
-        kinds: dict[str, Callable[..., Any]] = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}
-        problem = ""
-        try:
-            if address.scheme == "http":
-                return stores.HTTPStore.from_url(address.bucket, **more)
-            defaults = {"disable_bulk_delete": True} if address.scheme == "s3" else {}
-            return kinds[address.scheme](address.bucket, config={**defaults, **_revealed(address)}, **more)
-        except Exception as error:  # noqa: BLE001 - whatever it is may tell the values, so only its kind is passed on
-            problem = type(error).__name__
-        names = ", ".join(sorted(address.options)) or "none"
-        raise ConfigError(
-            f"{address.told} cannot be opened ({problem}): check its options (given: {names}) and the environment"
-        )
-
-
-def _retry_config(use: RetryBudget | str) -> Any:
-    if isinstance(use, str):
-        return {"max_retries": 0}
-    return {
-        "max_retries": use.attempts - 1,
-        "retry_timeout": timedelta(seconds=use.deadline_s),
-        "backoff": {
-            "init_backoff": timedelta(seconds=use.first_wait_s),
-            "max_backoff": timedelta(seconds=use.longest_wait_s),
-            "base": 2,
-        },
-    }
-
-
-def _revealed(address: StoreAddress) -> dict[str, Any]:
-    return {name: value.reveal() if isinstance(value, Secret) else value for name, value in address.options.items()}
-
-
-def call(request: Callable[[], T], what: str) -> T:
-    """Do one request; its failure in the contract's words, with nothing of obstore's own text behind it."""
-    from obstore.exceptions import BaseError
-
-    try:
-        return request()
-    except (BaseError, FileNotFoundError, ValueError) as error:
-        failure = translate(error, what)
-    raise failure
-
-
-def refuse_after_fork() -> None:
-    """Note the process that uses obstore, and refuse to go on in a fork of it, where every request would hang."""
-    global _used_in
-    if _used_in is None:
-        _used_in = os.getpid()
-    elif _used_in != os.getpid():
-        raise StorageError(
-            f"object stores were used in process {_used_in} before it was forked, and cannot be used in the fork: start "
-            "processes with multiprocessing's 'spawn' or 'forkserver' method"
-        )
 
 
 def _info(key: str, meta: Any) -> ObjectInfo:

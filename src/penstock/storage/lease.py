@@ -48,8 +48,8 @@ def leased(client: ObjectClient, name: str, *, purpose: str, budget: RetryBudget
         lease.leave()
     if lease.lost:
         raise StorageBusy(
-            f"{client.address.url}: the lock {name} was lost while it was held ({lease.lost}): another process may have "
-            "written as well; check what was written, and run it again"
+            f"{client.address.url}: the lock {name} was lost while it was held ({lease.lost}): another process may "
+            "have written as well; check what was written, and run it again"
         )
 
 

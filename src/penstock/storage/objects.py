@@ -1,4 +1,4 @@
-"""The storage contract on an object store: S3 and what speaks like it (R2, SeaweedFS, MinIO), GCS, Azure, plain HTTP."""
+"""The storage contract on an object store: S3 and what speaks like it (R2, MinIO), GCS, Azure, plain HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from penstock.errors import ObjectNotFound, PreconditionFailed, TransientStoreEr
 from penstock.faults import reach
 from penstock.storage.address import Options, StoreAddress, parse_address
 from penstock.storage.base import ObjectInfo
-from penstock.storage.client import ObjectClient, PartialRead, Timeouts
+from penstock.storage.client import ObjectClient, PartialRead
+from penstock.storage.connection import Timeouts
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
 from penstock.storage.lease import leased
 from penstock.storage.ranged import open_ranged
@@ -33,7 +34,8 @@ class ObjectStorage:
     ) -> None:
         self.address = address
         self.budgets = budgets or Budgets()
-        self._client = ObjectClient(address, timeouts or Timeouts())
+        self.timeouts = timeouts or Timeouts()
+        self._client = ObjectClient(address, self.timeouts)
 
     @classmethod
     def from_url(cls, url: str, options: Options | None = None, **more: Any) -> ObjectStorage:

@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.errors import StorageError
 from penstock.faults import reach
-from penstock.storage.client import ObjectClient, call
+from penstock.storage.client import ObjectClient
+from penstock.storage.connection import call
 from penstock.storage.retry import RetryBudget
 
 PART_BYTES = 8 << 20
@@ -25,8 +26,8 @@ def part_bytes(size_bytes: int) -> int:
 class ObjectWriterInParts:
     """Collects what is written until it is worth a part. Then an upload begins, of which nothing is seen until its end.
 
-    Memory is bounded by a few parts. An exception ends the upload and leaves nothing; a killed process leaves parts that
-    nobody sees and that a lifecycle rule of the bucket removes. A part that fails is sent again within `budget`.
+    Memory is bounded by a few parts. An exception ends the upload and leaves nothing; a killed process leaves parts
+    that nobody sees and that a lifecycle rule of the bucket removes. A part that fails is sent again within `budget`.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ObjectWriterInParts:
         else:
             reach("storage.before_rename", self._key)
             upload, self._upload = self._upload, None
-            call(lambda: upload.close(), self._client.what(self._key))
+            call(upload.close, self._client.what(self._key))
             reach("storage.after_put", self._key)
 
     def _send(self) -> None:
