@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import random
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,10 @@ class Trouble:
     """Every connection is cut."""
     hangs: bool = False
     """No request is ever answered."""
+    only: str = ""
+    """A regular expression that ``METHOD path`` must match for trouble to be made."""
+    times: int = sys.maxsize
+    """How often, at most, trouble is made by chance."""
 
 
 @dataclass
@@ -53,11 +58,14 @@ class Proxy:
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def draw(self) -> str:
-        """The trouble that the next request gets, empty for none."""
+    def draw(self, request: str) -> str:
+        """The trouble that a request gets, empty for none."""
         with self.lock:
+            made = self.made.total() - self.made[""]
             if self.trouble.dead or self.trouble.hangs:
                 drawn = "dead" if self.trouble.dead else "hangs"
+            elif not re.search(self.trouble.only, request) or made >= self.trouble.times:
+                drawn = ""
             else:
                 drawn, left = "", self.chance.random()
                 for name in ("status", "cut", "lost", "stall"):
@@ -110,9 +118,6 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
         pass
 
-    def handle_one_request(self) -> None:
-        super().handle_one_request()
-
     def do_GET(self) -> None:
         self._pass_on()
 
@@ -121,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        drawn = self.proxy.draw()
+        drawn = self.proxy.draw(f"{self.command} {self.path}")
         with self.proxy.lock:
             self.proxy.requests.append((self.command, self.path, headers))
         if drawn == "hangs":

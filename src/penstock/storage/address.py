@@ -153,9 +153,13 @@ def _without_account(endpoint: str) -> str:
 
 def _check_endpoint(endpoint: str) -> None:
     parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise ConfigError(
-            f"endpoint {redacted(endpoint)!r} is not valid: expected a URL such as https://s3.example.com"
+            f"the endpoint {parts.scheme}://{host} is not valid: expected a URL such as https://s3.example.com, "
+            "without '?' or '#'"
         )
     if "@" in parts.netloc:
-        raise ConfigError(f"endpoint {redacted(endpoint)!r} holds a password: give it as an option, not in the URL")
+        raise ConfigError(
+            f"the endpoint {parts.scheme}://{host} holds a password: give it as an option, not in the URL"
+        )

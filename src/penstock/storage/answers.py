@@ -111,6 +111,8 @@ def _without_answer(answer: _Answer, what: str) -> PenstockError:
     if kind in _KINDS:
         refused = " (connection refused)" if "ConnectionRefused" in text else ""
         return TransientStoreError(f"{what}: {_KINDS[kind]}{refused}")
+    if "HTTP error" in text:  # all that is told of a part
+        return TransientStoreError(f"{what}: the connection failed")
     if "response" in text and "invalid" in text.lower():
         return TransientStoreError(f"{what}: the answer is broken")
     if answer.name == "NotSupportedError":

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from penstock.storage.secret import Secret
 
@@ -100,7 +100,7 @@ def look_up(variable: str, path: tuple[str | int, ...]) -> Any:
         if not isinstance(found, list if isinstance(part, int) else dict):
             return _MISSING
         try:
-            found = found[part]
+            found = cast(Any, found)[part]
         except LookupError:
             return _MISSING
     return found

@@ -158,12 +158,14 @@ class ObjectClient:
         store, path = self._store(), self.address.path(key)
         call(lambda: store.delete(path), self.what(key))
 
-    def upload(self, key: str, budget: RetryBudget, part_bytes: int, parallel: int) -> Any:
+    def upload(self, key: str, budget: RetryBudget, *, part_bytes: int, parallel: int, mark: str) -> Any:
         """Begin a large upload: obstore's writer, which sends a part again by itself, within `budget`."""
         import obstore
 
         store, path = self._store(budget), self.address.path(key)
-        return obstore.open_writer(store, path, buffer_size=part_bytes, max_concurrency=parallel)
+        return obstore.open_writer(
+            store, path, buffer_size=part_bytes, max_concurrency=parallel, attributes={PUT_MARK: mark}
+        )
 
     def _store(self, use: RetryBudget | str = READING) -> Any:
         """The connection for a use: reading, writing, or large uploads, whose parts are tried again within a budget."""

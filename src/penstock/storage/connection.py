@@ -113,7 +113,7 @@ def call(request: Callable[[], T], what: str) -> T:
 
     try:
         return request()
-    except (BaseError, FileNotFoundError, ValueError) as error:
+    except (BaseError, OSError, ValueError) as error:
         failure = translate(error, what)
     raise failure
 

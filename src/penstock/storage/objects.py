@@ -174,17 +174,22 @@ class ObjectStorage:
         """Put by a condition. A try whose answer was lost may have succeeded, so that the next finds its own object
         there: its mark tells."""
         mark = secrets.token_hex(16)
-        tries = 0
+        tries, is_taken = 0, False
 
         def attempt() -> ObjectInfo:
-            nonlocal tries
+            nonlocal tries, is_taken
             tries += 1
+            if not is_taken:
+                try:
+                    return self._client.put(key, data, mode=mode, mark=mark)
+                except (PreconditionFailed, ObjectNotFound) as error:
+                    if tries == 1:
+                        raise PreconditionFailed(f"{error}: {expected}") from None
+                    is_taken = True
             try:
-                return self._client.put(key, data, mode=mode, mark=mark)
-            except (PreconditionFailed, ObjectNotFound) as error:
-                if tries == 1:
-                    raise PreconditionFailed(f"{error}: {expected}") from None
-            found, info = self._client.marked(key)
+                found, info = self._client.marked(key)
+            except ObjectNotFound:
+                found, info = "", ObjectInfo(key, 0)
             if found == mark:
                 return info
             raise PreconditionFailed(

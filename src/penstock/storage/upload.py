@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import StorageError
+from penstock.errors import AccessDenied, ObjectNotFound, StorageError, TransientStoreError
 from penstock.faults import reach
 from penstock.storage.client import ObjectClient
 from penstock.storage.connection import call
-from penstock.storage.retry import RetryBudget
+from penstock.storage.retry import RetryBudget, with_retries
 
 PART_BYTES = 8 << 20
 """Of an upload whose length is not known; 10 000 of them are the most there can be: 78 GiB."""
@@ -26,7 +27,7 @@ def part_bytes(size_bytes: int) -> int:
 class ObjectWriterInParts:
     """Collects what is written until it is worth a part. Then an upload begins, of which nothing is seen until its end.
 
-    Memory is bounded by a few parts. An exception ends the upload and leaves nothing; a killed process leaves parts
+    Memory is bounded by a few parts. An exception ends the upload and leaves nothing; a killed process may leave parts
     that nobody sees and that a lifecycle rule of the bucket removes. A part that fails is sent again within `budget`.
     """
 
@@ -47,6 +48,7 @@ class ObjectWriterInParts:
         self._held_bytes = 0
         self._upload: Any = None
         self._entered = False
+        self._mark = secrets.token_hex(16)
 
     def write(self, data: bytes) -> None:
         assert self._entered, "write inside the with block"
@@ -69,17 +71,36 @@ class ObjectWriterInParts:
             self._put(data)
         else:
             reach("storage.before_rename", self._key)
-            upload, self._upload = self._upload, None
-            call(upload.close, self._client.what(self._key))
+            self._finish()
             reach("storage.after_put", self._key)
 
     def _send(self) -> None:
         if self._upload is None:
-            self._upload = self._client.upload(self._key, self._budget, self._part_bytes, _PARALLEL)
+            self._upload = self._client.upload(
+                self._key, self._budget, part_bytes=self._part_bytes, parallel=_PARALLEL, mark=self._mark
+            )
         pieces, self._pieces, self._held_bytes = self._pieces, [], 0
         upload = self._upload
         for piece in pieces:
             call(lambda piece=piece: upload.write(piece), self._client.what(self._key))
+
+    def _finish(self) -> None:
+        """Make the object visible. Where the answer to that was lost, asking again finds no upload: its mark tells."""
+        upload, self._upload = self._upload, None
+        what = self._client.what(self._key)
+        try:
+            call(upload.close, what)
+        except AccessDenied:
+            raise
+        except StorageError as error:
+            if not with_retries(self._is_there, self._budget, what):
+                raise TransientStoreError(f"{what}: the upload failed, and nothing was written: {error}") from error
+
+    def _is_there(self) -> bool:
+        try:
+            return self._client.marked(self._key)[0] == self._mark
+        except ObjectNotFound:
+            return False
 
     def _give_up(self) -> None:
         upload, self._upload = self._upload, None
