@@ -1,8 +1,8 @@
 """A lock on an object store: an object that its holder renews, and that may be taken once it is renewed no more.
 
-No two clocks are compared. Whoever finds the lock taken looks at whether its holder is alive: at once where that can be
-seen (the same machine), else by watching for a renewal. One that stays away for the whole of `LEASE_S` means a dead
-holder. The holder, for its part, does not trust a lock that it could not renew for so long.
+No clocks of two machines are compared. Whoever finds the lock taken looks at whether its holder is alive: at once
+where that can be seen (the same machine), else by watching for a renewal. One that stays away for the whole of
+`LEASE_S` means a dead holder. The holder, for its part, does not trust a lock that it could not renew for so long.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class _Found:
     machine: str
     pid: int
     begun: str
+    renewed: float
     version: str
 
 
@@ -91,7 +92,7 @@ class _Lease:
             found = self._retried(self._try_to_create)
             if found is None:
                 return
-            if _is_dead(found) or (
+            if _is_over(found) or (
                 watched is not None and found.version == watched.version and time.monotonic() - since > LEASE_S
             ):
                 if self._retried(lambda found=found: self._try_to_replace(found.version)):
@@ -181,7 +182,7 @@ class _Lease:
         return time.monotonic() - self._renewed_at < LEASE_S * _MARGIN
 
     def _put(self, mode: Any) -> str:
-        told = json.dumps({**self._holder, "renewal": secrets.token_hex(8)}).encode()
+        told = json.dumps({**self._holder, "renewed": _now_s(), "renewal": secrets.token_hex(8)}).encode()
         info = self._client.put(self._key, told, mode=mode)
         return info.version or ""
 
@@ -196,24 +197,30 @@ class _Lease:
                 str(told["machine"]),
                 int(told["pid"]),
                 str(told["begun"]),
+                float(told["renewed"]),
                 version or "",
             )
             return found, str(told["token"])
         except (ValueError, KeyError, TypeError):
-            return _Found("another process", "", 0, "", version or ""), ""
+            return _Found("another process", "", 0, "", 0.0, version or ""), ""
 
     def _retried(self, operation: Any) -> Any:
         return with_retries(operation, self._budget, self._client.what(self._key))
 
 
 def _machine() -> str:
-    """This boot of this machine, and which process numbers are meant: containers have their own."""
+    """This boot of this machine, and which process numbers and clocks are meant: containers may have their own."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    space = Path("/proc/self/ns/pid")
+    spaces = (Path("/proc/self/ns/pid"), Path("/proc/self/ns/time"))
     try:
-        return f"{boot.read_text(encoding='ascii').strip()} {space.readlink()}"
+        return " ".join([boot.read_text(encoding="ascii").strip(), *(str(space.readlink()) for space in spaces)])
     except OSError:
         return secrets.token_hex(16)  # nobody's but ours
+
+
+def _now_s() -> float:
+    """Seconds of this boot, the same for all its processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _begun(pid: int) -> str:
@@ -226,6 +233,8 @@ def _begun(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def _is_dead(found: _Found) -> bool:
-    """Whether the holder was a process of this machine that is no more."""
-    return bool(found.machine) and found.machine == _machine() and _begun(found.pid) != found.begun
+def _is_over(found: _Found) -> bool:
+    """Whether the holder was of this machine, and is no more, or has not renewed for too long."""
+    if not found.machine or found.machine != _machine():
+        return False
+    return _begun(found.pid) != found.begun or _now_s() - found.renewed > LEASE_S
