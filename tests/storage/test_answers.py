@@ -70,6 +70,7 @@ def failed(kind: str, more: str = "") -> GenericError:
         (OSError("Generic S3 error: HTTP error: error sending request"), TransientStoreError, "connection failed"),
         (GenericError("Got invalid list response: unexpected end"), TransientStoreError, "answer is broken"),
         (GenericError("Error: PUT http://169.254.169.254/latest/api/token"), AccessDenied, "AWS_ACCESS_KEY_ID"),
+        (GenericError("PUT http://169.254.169.254/ - status code: 503"), TransientStoreError, "credential service"),
         (NotSupportedError("nope"), StorageError, "cannot do that"),
         (ValueError("Could not parse path"), ConfigError, "cannot be a key"),
         (GenericError("something new: https://h/?sig=AKIA7"), StorageError, "something new: https://h/"),

@@ -13,13 +13,20 @@ the backend by URL, `load_bucket_secrets` finds buckets in the environment. Belo
 sees an `OSError`. Retrying belongs here and nowhere else. Nothing here imports obstore before it is used.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
-from penstock.storage.buckets import load_bucket_secrets
-from penstock.storage.endpoints import EndpointStorage
 from penstock.storage.hub import HubStorage, open_hub_repository, search_hub
 from penstock.storage.local import LocalStorage
-from penstock.storage.objects import ObjectStorage
 from penstock.storage.opening import open_storage
+
+if TYPE_CHECKING:
+    from penstock.storage.buckets import load_bucket_secrets
+    from penstock.storage.endpoints import EndpointStorage
+    from penstock.storage.objects import ObjectStorage
 
 __all__ = [
     "EndpointStorage",
@@ -35,3 +42,16 @@ __all__ = [
     "open_storage",
     "search_hub",
 ]
+
+_HOMES = {
+    "EndpointStorage": "penstock.storage.endpoints",
+    "ObjectStorage": "penstock.storage.objects",
+    "load_bucket_secrets": "penstock.storage.buckets",
+}
+"""What opens on first use: whoever stays local does not wait for it."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'penstock.storage' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -72,6 +72,8 @@ def translate(error: Exception, what: str) -> PenstockError:
 
 def _refused(answer: _Answer, what: str) -> PenstockError | None:
     if _METADATA_SERVICE in answer.text:
+        if answer.status == 429 or answer.status >= 500 or "kind: Interrupted" in answer.text:
+            return TransientStoreError(f"{what}: this machine's credential service answered {answer.told}")
         return AccessDenied(
             f"{what}: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the provider's "
             "own), or the option skip_signature for a public bucket"

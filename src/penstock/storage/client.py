@@ -92,7 +92,7 @@ class ObjectClient:
         elif first:
             options["range"] = {"offset": first}
         if partial.version is not None:
-            options["if_match"] = partial.version
+            options["if_match"] = self._split(partial.version)[0]
         path = self.address.path(key)
         store = self._store()
         try:
@@ -110,7 +110,7 @@ class ObjectClient:
         if partial.info is not None and partial.info.size_bytes != meta["size"]:
             partial.begin_again()
             raise TransientStoreError(f"{what} changed while it was read")
-        partial.info = _info(key, meta)
+        partial.info = self._info(key, meta)
         before = partial.arrived
         if ends - begins < _STREAM_FROM_BYTES:
             partial.add(call(lambda: bytes(result.bytes()), what))
@@ -123,7 +123,7 @@ class ObjectClient:
 
     def head(self, key: str) -> ObjectInfo:
         store, path = self._store(), self.address.path(key)
-        return _info(key, call(lambda: store.head(path), self.what(key)))
+        return self._info(key, call(lambda: store.head(path), self.what(key)))
 
     def list_on(self, prefix: str, found: dict[str, ObjectInfo]) -> None:
         """List what comes behind the last of `found`, adding to it page by page."""
@@ -136,23 +136,29 @@ class ObjectClient:
         while (page := call(lambda: next(pages, None), what)) is not None:
             for meta in page:
                 key = meta["path"][skip:]
-                found[key] = _info(key, meta)
+                found[key] = self._info(key, meta)
 
-    def put(self, key: str, data: bytes, *, mode: Any = "overwrite", mark: str = "") -> ObjectInfo:
-        """Write an object in one request; `mode` is ``create``, ``overwrite`` or a version to replace."""
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, replacing: str | None = None, mark: str = ""
+    ) -> ObjectInfo:
+        """Write an object in one request: whatever is there, only where nothing is, or only where a version is."""
+        mode: Any = "create" if if_absent else "overwrite"
+        if replacing is not None:
+            e_tag, generation = self._split(replacing)
+            mode = {"e_tag": e_tag, "version": generation}
         store, path = self._store(WRITING), self.address.path(key)
         attributes = {PUT_MARK: mark} if mark else None
         told = call(
             lambda: store.put(path, data, mode=mode, attributes=attributes, use_multipart=False), self.what(key)
         )
-        return ObjectInfo(key, len(data), version=told["e_tag"])
+        return ObjectInfo(key, len(data), version=self._joined(told))
 
     def marked(self, key: str) -> tuple[str, ObjectInfo]:
         """The mark of the conditional put that wrote an object, empty where there is none."""
         store, path = self._store(), self.address.path(key)
         result = call(lambda: store.get(path, options={"head": True}), self.what(key))
         attributes: dict[str, Any] = dict(result.attributes)
-        return str(attributes.get(PUT_MARK, "")), _info(key, result.meta)
+        return str(attributes.get(PUT_MARK, "")), self._info(key, result.meta)
 
     def delete(self, key: str) -> None:
         store, path = self._store(), self.address.path(key)
@@ -167,6 +173,24 @@ class ObjectClient:
             store, path, buffer_size=part_bytes, max_concurrency=parallel, attributes={PUT_MARK: mark}
         )
 
+    def _info(self, key: str, meta: Any) -> ObjectInfo:
+        modified = meta["last_modified"]
+        return ObjectInfo(
+            key, meta["size"], version=self._joined(meta), modified=modified.isoformat() if modified else None
+        )
+
+    def _joined(self, told: Any) -> str | None:
+        """A version as one text: the ETag; on GCS, which replaces by generation, that behind it."""
+        if self.address.scheme == "gs" and told["e_tag"] and told["version"]:
+            return f"{told['e_tag']}#{told['version']}"
+        return told["e_tag"]
+
+    def _split(self, version: str) -> tuple[str, str | None]:
+        if self.address.scheme != "gs":
+            return version, None
+        e_tag, _, generation = version.rpartition("#")
+        return e_tag, generation
+
     def _store(self, use: RetryBudget | str = READING) -> Any:
         """The connection for a use: reading, writing, or large uploads, whose parts are tried again within a budget."""
         refuse_after_fork()
@@ -175,8 +199,3 @@ class ObjectClient:
             if found is None:
                 found = self._stores[use] = connect(self.address, self.timeouts, use)
             return found
-
-
-def _info(key: str, meta: Any) -> ObjectInfo:
-    modified = meta["last_modified"]
-    return ObjectInfo(key, meta["size"], version=meta["e_tag"], modified=modified.isoformat() if modified else None)

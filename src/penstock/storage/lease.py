@@ -128,7 +128,7 @@ class _Lease:
         """None where the lock is ours now; else who holds it."""
         for _ in range(_TURNS):
             try:
-                self._version = self._put("create")
+                self._version = self._put()
                 return None
             except PreconditionFailed:
                 pass
@@ -144,7 +144,7 @@ class _Lease:
 
     def _try_to_replace(self, version: str) -> bool:
         try:
-            self._version = self._put({"e_tag": version})
+            self._version = self._put(version)
         except (PreconditionFailed, ObjectNotFound):
             return self._is_ours()
         return True
@@ -181,9 +181,9 @@ class _Lease:
     def _is_good(self) -> bool:
         return time.monotonic() - self._renewed_at < LEASE_S * _MARGIN
 
-    def _put(self, mode: Any) -> str:
+    def _put(self, replacing: str | None = None) -> str:
         told = json.dumps({**self._holder, "renewed": _now_s(), "renewal": secrets.token_hex(8)}).encode()
-        info = self._client.put(self._key, told, mode=mode)
+        info = self._client.put(self._key, told, if_absent=replacing is None, replacing=replacing)
         return info.version or ""
 
     def _look(self) -> tuple[_Found, str]:

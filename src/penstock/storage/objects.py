@@ -135,11 +135,11 @@ class ObjectStorage:
 
     def put_if_absent(self, key: str, data: bytes) -> ObjectInfo:
         check_key(key)
-        return self._put_conditionally(key, data, "create", "expected no object there")
+        return self._put_conditionally(key, data, None, "expected no object there")
 
     def put_if_match(self, key: str, data: bytes, version: str) -> ObjectInfo:
         check_key(key)
-        return self._put_conditionally(key, data, {"e_tag": version}, f"expected its version {version}")
+        return self._put_conditionally(key, data, version, f"expected its version {version}")
 
     def writer(self, key: str) -> ObjectWriterInParts:
         check_key(key)
@@ -170,7 +170,7 @@ class ObjectStorage:
         self._write(lambda: self._client.put(key, data), key)
         reach("storage.after_put", key)
 
-    def _put_conditionally(self, key: str, data: bytes, mode: Any, expected: str) -> ObjectInfo:
+    def _put_conditionally(self, key: str, data: bytes, version: str | None, expected: str) -> ObjectInfo:
         """Put by a condition. A try whose answer was lost may have succeeded, so that the next finds its own object
         there: its mark tells."""
         mark = secrets.token_hex(16)
@@ -181,7 +181,7 @@ class ObjectStorage:
             tries += 1
             if not is_taken:
                 try:
-                    return self._client.put(key, data, mode=mode, mark=mark)
+                    return self._client.put(key, data, if_absent=version is None, replacing=version, mark=mark)
                 except (PreconditionFailed, ObjectNotFound) as error:
                     if tries == 1:
                         raise PreconditionFailed(f"{error}: {expected}") from None

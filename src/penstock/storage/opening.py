@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.storage.address import Options
 from penstock.storage.base import Storage
 from penstock.storage.local import LocalStorage
-from penstock.storage.objects import ObjectStorage
+
+if TYPE_CHECKING:
+    from penstock.storage.address import Options
 
 
 def open_storage(url: str | os.PathLike[str], options: Options | None = None) -> Storage:
@@ -22,6 +24,8 @@ def open_storage(url: str | os.PathLike[str], options: Options | None = None) ->
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     elif "://" in text:
+        from penstock.storage.objects import ObjectStorage
+
         return ObjectStorage.from_url(text, options)
     if options:
         raise ConfigError(f"{text} is a local folder, which has no options: got {', '.join(sorted(options))}")

@@ -82,7 +82,10 @@ class ObjectWriterInParts:
         pieces, self._pieces, self._held_bytes = self._pieces, [], 0
         upload = self._upload
         for piece in pieces:
-            call(lambda piece=piece: upload.write(piece), self._client.what(self._key))
+            view = memoryview(piece)
+            for start in range(0, len(view), self._part_bytes):  # more at once would all be sent at once
+                part = view[start : start + self._part_bytes]
+                call(lambda part=part: upload.write(part), self._client.what(self._key))
 
     def _finish(self) -> None:
         """Make the object visible. Where the answer to that was lost, asking again finds no upload: its mark tells."""
