@@ -145,7 +145,7 @@ class ObjectClient:
         mode: Any = "create" if if_absent else "overwrite"
         if replacing is not None:
             e_tag, generation = self._split(replacing)
-            mode = {"e_tag": e_tag, "version": generation}
+            mode = {"e_tag": e_tag} if generation is None else {"e_tag": e_tag, "version": generation}
         store, path = self._store(WRITING), self.address.path(key)
         attributes = {PUT_MARK: mark} if mark else None
         told = call(
