@@ -56,7 +56,7 @@ def make_endpoints(
     proxies: list[Proxy], make_store: MakeStore, budgets: Budgets = PATIENT, **others: str
 ) -> EndpointStorage:
     """`others` are secrets other than the right one, by bucket."""
-    timeouts = Timeouts(connect_s=1.0, read_s=1.0)
+    timeouts = Timeouts(connect_s=1.0, read_s=0.5)
     return EndpointStorage(
         [
             make_store(bucket=bucket, url=proxy.url, secret=others.get(bucket), timeouts=timeouts)
@@ -193,23 +193,23 @@ def test_one_that_never_answers_holds_up_few_requests(
     for _ in range(30):
         assert storage.get("small") == b"small"
     assert each(storage, "failures")[1] == 3
-    assert time.monotonic() - began < 20, "three time-outs of a second, and then none"
+    assert time.monotonic() - began < 20, "three time-outs, and then none"
 
 
 # All fail
 
 
 def test_with_all_of_them_dead_each_is_named_within_the_deadline(proxies: list[Proxy], make_store: MakeStore) -> None:
-    budget = RetryBudget(attempts=1000, deadline_s=1.5, first_wait_s=0.01, longest_wait_s=0.2)
+    budget = RetryBudget(attempts=1000, deadline_s=1.0, first_wait_s=0.01, longest_wait_s=0.2)
     storage = make_endpoints(proxies, make_store, Budgets(metadata=budget, data=budget))
     proxies[0].trouble.dead = True
     proxies[1].trouble.status, proxies[1].trouble.status_code = 1.0, 500
     proxies[2].trouble.hangs = True
-    for read in (lambda: storage.get("small"), lambda: storage.head("small"), lambda: list(storage.list())):
+    for read in (lambda: storage.get("small"), lambda: list(storage.list())):
         began = time.monotonic()
         with pytest.raises(TransientStoreError, match="given up") as caught:
             read()
-        assert time.monotonic() - began < 1.5 + 3, "the deadline and the requests that were under way"
+        assert time.monotonic() - began < 1.0 + 3, "the deadline and the requests that were under way"
         for bucket, proxy in zip(BUCKETS, proxies, strict=True):
             assert f"s3://{bucket}/" in str(caught.value)
             assert proxy.url in str(caught.value)

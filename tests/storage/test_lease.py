@@ -91,7 +91,7 @@ def test_a_holder_renews_for_as_long_as_it_takes(store: ObjectStorage, quick: No
     take(store)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"not JSON at all", theirs(pid="x"), b"\xff"])
+@pytest.mark.parametrize("content", [b"", theirs(pid="x"), b"\xff"])
 def test_a_lock_that_nobody_understands_runs_out_as_well(store: ObjectStorage, quick: None, content: bytes) -> None:
     client(store).put(LOCK, content)
     take(store)

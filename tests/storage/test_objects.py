@@ -26,6 +26,7 @@ EVERYTHING = {**READS, **WRITES, "list": lambda storage, _: list(storage.list())
 
 class TestObjectStorage(StorageSuite):
     leftovers = 0
+    races = 2
     unusable = ("back\\slash",)
 
     @pytest.fixture
