@@ -54,39 +54,55 @@ def s3_server(folder: Path, keys: Mapping[str, Sequence[str]] | None = None) -> 
 
     `keys` are further access keys, each with what it may do, such as ``Read:bucket``; ``<key>-secret`` is its secret.
     """
-    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    assert weed, "no weed command: run `make setup`"
-    master, volume, filer, s3 = (_free_port() for _ in range(4))
     folder.mkdir(parents=True, exist_ok=True)
     identities = [
         {"name": key, "credentials": [{"accessKey": key, "secretKey": f"{key}-secret"}], "actions": list(actions)}
         for key, actions in {"tester": ["Admin"], **(keys or {})}.items()
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}), encoding="utf-8")
-    # gRPC ports follow the others at +10000 unless given, which may be past the last port or taken.
-    command = [weed, "server", "-s3", f"-dir={folder}", f"-s3.config={folder}/s3.json"]
-    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}"]
-    command += [f"-master.port.grpc={_free_port()}", f"-volume.port.grpc={_free_port()}"]
-    command += [f"-filer.port.grpc={_free_port()}", f"-s3.port.grpc={_free_port()}"]
-    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # else at fixed ports, where another server may be
-    command += ["-master.telemetry=false", "-filer.disableHttp=true", "-master.electionTimeout=1s"]
-    command += ["-volume.max=200", "-master.volumeSizeLimitMB=256"]  # each bucket has several volumes of its own
-    server = S3Server(
-        url=f"http://127.0.0.1:{s3}",
-        access_key="tester",
-        secret_key="tester-secret",
-        folder=folder,
-        command=command,
-    )
+    server = _started_s3(folder)
     try:
-        server.start()
         yield server
     finally:
         server.kill()
-        for port in (filer, s3, *(int(word.rpartition("=")[2]) for word in command if ".grpc=" in word)):
-            for left in Path("/tmp").glob(f"seaweedfs-*{port}.sock"):
+        for port in (int(word.rpartition("=")[2]) for word in server.command if ".port" in word):
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
+
+
+def _started_s3(folder: Path) -> S3Server:
+    """A server at ports that were free a moment ago; another moment where one of them no longer is."""
+    for tries_left in (2, 1, 0):
+        port = _free_port()
+        server = S3Server(
+            url=f"http://127.0.0.1:{port}",
+            access_key="tester",
+            secret_key="tester-secret",
+            folder=folder,
+            command=_s3_command(folder, port),
+        )
+        try:
+            server.start()
+            return server
+        except AssertionError:
+            server.kill()
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _s3_command(folder: Path, port: int) -> list[str]:
+    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    assert weed, "no weed command: run `make setup`"
+    command = [weed, "server", "-s3", f"-dir={folder}", f"-s3.config={folder}/s3.json", f"-s3.port={port}"]
+    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    # gRPC ports follow the others at +10000 unless given, which may be past the last port or taken.
+    others = ("master.port", "volume.port", "filer.port", "s3.port.grpc")
+    others += ("master.port.grpc", "volume.port.grpc", "filer.port.grpc")
+    command += [f"-{name}={_free_port()}" for name in others]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # else at fixed ports, where another server may be
+    command += ["-master.telemetry=false", "-filer.disableHttp=true", "-master.electionTimeout=1s"]
+    return [*command, "-volume.max=200", "-master.volumeSizeLimitMB=256"]  # each bucket has several volumes of its own
 
 
 @contextmanager
