@@ -28,6 +28,7 @@ def test_the_exported_names_are_these() -> None:
         "Mix",
         "TrainingConfig",
         "ingest",
+        "load_bucket_secrets",
         "process_raw_dataset_to_blocks",
         "run_training",
     ]
@@ -41,12 +42,31 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_importing_penstock_loads_nothing_heavy() -> None:
-    assert not modules_after("import penstock") & {"torch", "numpy", "orjson", "rich", "typer", "tokenizers"}
+    assert not modules_after("import penstock") & {"torch", "numpy", "obstore", "orjson", "rich", "typer", "tokenizers"}
 
 
 def test_reading_data_and_settings_needs_no_torch() -> None:
     code = "import penstock as p; p.BlockManager, p.ingest, p.TrainingConfig, p.DistributedLoader"
-    assert not modules_after(code) & {"torch", "safetensors"}
+    assert not modules_after(code) & {"torch", "safetensors", "obstore"}
+
+
+def test_looking_at_buckets_and_opening_a_store_connects_to_nothing() -> None:
+    code = """
+import penstock
+from penstock.storage import open_storage
+open_storage("s3://bucket/prefix"), repr(penstock.load_bucket_secrets()["dataset"])
+"""
+    assert not modules_after(code) & {"obstore", "numpy", "torch"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = """
+import contextlib, io
+from penstock.cli.main import app
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    app(["--help"])
+"""
+    assert not modules_after(code) & {"torch", "numpy", "obstore", "tokenizers"}
 
 
 def test_status_loads_neither_torch_nor_numpy(tmp_path: Path) -> None:
@@ -57,7 +77,7 @@ from penstock.cli.main import app
 with contextlib.redirect_stdout(io.StringIO()):
     app(["status", {str(tmp_path / "run")!r}], standalone_mode=False)
 """
-    assert not modules_after(code) & {"torch", "numpy", "tokenizers", "pydantic"}
+    assert not modules_after(code) & {"torch", "numpy", "obstore", "tokenizers", "pydantic"}
 
 
 def test_without_torch_the_way_to_get_it_is_named() -> None:

@@ -15,6 +15,7 @@ __all__ = [
     "Mix",
     "TrainingConfig",
     "ingest",
+    "load_bucket_secrets",
     "process_raw_dataset_to_blocks",
     "run_training",
 ]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.blocks import BlockManager, ingest, process_raw_dataset_to_blocks
     from penstock.feed import DistributedLoader, Mix
     from penstock.ledger.tracker import ChunkTracker
+    from penstock.storage.buckets import load_bucket_secrets
     from penstock.train.config import TrainingConfig
     from penstock.train.run import run_training
 
@@ -35,6 +37,7 @@ _HOMES = {
     "Mix": "penstock.feed",
     "TrainingConfig": "penstock.train.config",
     "ingest": "penstock.blocks",
+    "load_bucket_secrets": "penstock.storage.buckets",
     "process_raw_dataset_to_blocks": "penstock.blocks",
     "run_training": "penstock.train.run",
 }

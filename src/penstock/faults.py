@@ -18,7 +18,7 @@ from pathlib import Path
 
 POINTS: dict[str, str] = {
     "storage.before_fsync": "bytes are written to a temporary file, not yet durable",
-    "storage.before_rename": "the temporary file is durable, not yet visible",
+    "storage.before_rename": "the temporary file is durable, not yet visible; on an object store, nothing is sent",
     "storage.after_rename": "the object is visible, its folder entry not yet durable",
     "storage.after_put": "the object is visible and durable",
     "storage.after_delete": "an object was deleted",

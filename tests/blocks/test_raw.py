@@ -243,8 +243,8 @@ def test_what_is_no_data_set_at_all_is_told(tmp_path: Path) -> None:
         BlockManager(tmp_path / "image.png").get_block(0)
     with pytest.raises(SourceError, match="is no name of a data set"):
         BlockManager("hf://a/b/c").get_block(0)
-    with pytest.raises(ConfigError, match="s3:// is not supported"):
-        BlockManager("s3://bucket/prefix").get_block(0)
+    with pytest.raises(ConfigError, match="ftp:// is not supported"):
+        BlockManager("ftp://bucket/prefix").get_block(0)
 
 
 def test_a_store_that_lost_its_manifest_is_not_taken_for_raw_data(tmp_path: Path, raw: Path) -> None:

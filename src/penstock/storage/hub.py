@@ -51,6 +51,9 @@ class HubStorage:
         with self.reader(key) as file:
             return file.read()
 
+    def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
+        return self.get(key), self.head(key)
+
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         if not 0 <= start <= stop:
             raise ConfigError(f"bytes {start} to {stop} of {key} are no range: expected 0 <= start <= stop")

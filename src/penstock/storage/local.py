@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
 import os
 import re
@@ -12,17 +14,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import ConfigError, ObjectNotFound, PreconditionFailed
+from penstock.errors import ObjectNotFound, PreconditionFailed
 from penstock.faults import reach
 from penstock.storage.base import ObjectInfo
 from penstock.storage.files import TranslatingFile, create_in, drop_empty_folders, fsync_folder, read_range, translated
-from penstock.storage.locks import file_lock
+from penstock.storage.keys import LOCK_SUFFIX, RESERVED, TEMP_SUFFIX, check_key, check_offset, check_prefix, check_range
+from penstock.storage.locks import file_lock, waiting_file_lock
 
-_TEMP_SUFFIX = ".penstock-tmp"
-_TEMP_NAME = re.compile(r"\.(?P<name>.+)\.[0-9]+\.[0-9a-f]+" + re.escape(_TEMP_SUFFIX), re.DOTALL)
-_LOCK_SUFFIX = ".penstock-lock"
-_RESERVED = (_TEMP_SUFFIX, _LOCK_SUFFIX)
+_TEMP_NAME = re.compile(r"\.(?P<name>.+)\.[0-9]+\.[0-9a-f]+" + re.escape(TEMP_SUFFIX), re.DOTALL)
 _BUFFER_BYTES = 1 << 20
+_TURN_S = 60.0
+"""How long a conditional put waits for those before it; each takes as long as reading and writing the object."""
 
 
 class LocalStorage:
@@ -43,22 +45,27 @@ class LocalStorage:
         with translated(path, reading=True):
             return path.read_bytes()
 
+    def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
+        data = self.get(key)
+        return data, _named(key, data)
+
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         path = self._path(key)
-        if not 0 <= start <= stop:
-            raise ConfigError(f"bytes {start} to {stop} of {path} are no range: expected 0 <= start <= stop")
+        check_range(str(path), start, stop)
         with translated(path, reading=True):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                found = os.fstat(fd)
+                if stat.S_ISDIR(found.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
                 # Bounded by what is there: a range from a damaged index must not become a request for memory.
-                return read_range(fd, start, min(stop, os.fstat(fd).st_size) - start)
+                return read_range(fd, start, min(stop, found.st_size) - start)
             finally:
                 os.close(fd)
 
     def reader(self, key: str, start: int = 0) -> BinaryIO:
         path = self._path(key)
-        if start < 0:
-            raise ConfigError(f"offset {start} is not in {path}: expected 0 or more")
+        check_offset(str(path), start)
         with translated(path, reading=True):
             raw = TranslatingFile(str(path))
             raw.seek(start)
@@ -68,9 +75,26 @@ class LocalStorage:
         with self.writer(key) as writer:
             writer.write(data)
 
-    def put_if_absent(self, key: str, data: bytes) -> None:
+    def put_if_absent(self, key: str, data: bytes) -> ObjectInfo:
         with _LocalWriter(self.root, self._path(key), key, replace=False) as writer:
             writer.write(data)
+        return _named(key, data)
+
+    def put_if_match(self, key: str, data: bytes, version: str) -> ObjectInfo:
+        path = self._path(key)
+        lock = path.with_name(path.name + LOCK_SUFFIX)
+        try:
+            with waiting_file_lock(lock, holding=str(path), purpose="replacing it", timeout_s=_TURN_S):
+                try:
+                    _, there = self.get_with_info(key)
+                except ObjectNotFound:
+                    raise PreconditionFailed(f"{path} is not there: expected its version {version}") from None
+                if there.version != version:
+                    raise PreconditionFailed(f"{path} changed: expected version {version}, got {there.version}")
+                self.put(key, data)
+        finally:
+            drop_empty_folders(path.parent, self.root)
+        return _named(key, data)
 
     def writer(self, key: str) -> _LocalWriter:
         return _LocalWriter(self.root, self._path(key), key)
@@ -91,7 +115,7 @@ class LocalStorage:
         return True
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        keys = [key for key in self._walk(prefix) if key.startswith(prefix) and not key.endswith(_RESERVED)]
+        keys = [key for key in self._walk(prefix) if key.startswith(prefix) and not key.endswith(RESERVED)]
         for key in sorted(keys):
             try:
                 info = self.head(key)
@@ -122,26 +146,18 @@ class LocalStorage:
     def exclusive(self, name: str, *, purpose: str) -> Iterator[None]:
         path = self._path(name)
         try:
-            with file_lock(path.with_name(path.name + _LOCK_SUFFIX), holding=self.url, purpose=purpose):
+            with file_lock(path.with_name(path.name + LOCK_SUFFIX), holding=self.url, purpose=purpose):
                 yield
         finally:
             drop_empty_folders(path.parent, self.root)
 
     def _path(self, key: str) -> Path:
-        if any(part in ("", ".", "..") for part in key.split("/")) or "\0" in key:
-            raise ConfigError(f"storage key {key!r} is not valid: expected a relative path without '..' or empty parts")
-        if key.endswith(_RESERVED):
-            raise ConfigError(
-                f"storage key {key!r} is not valid: names ending in {' or '.join(_RESERVED)} are reserved"
-            )
+        check_key(key)
         return self.root / key
 
     def _walk(self, prefix: str) -> Iterator[str]:
         """Keys of all files, unfinished ones too, in the folders where keys with this prefix are. Follows no links."""
-        inside = prefix.rpartition("/")[0]
-        top = self._path(inside) if inside else self.root
-        if "\0" in prefix or prefix.startswith("/"):
-            raise ConfigError(f"storage prefix {prefix!r} is not valid: expected the beginning of a key")
+        top = self.root / check_prefix(prefix)
         with translated(top):
             for folder, folders, names in os.walk(top, onerror=_raise_unless_gone):
                 relative = Path(folder).relative_to(self.root).as_posix()
@@ -159,7 +175,7 @@ class _LocalWriter:
         self._path = path
         self._key = key
         self._replace = replace
-        self._temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}{_TEMP_SUFFIX}")
+        self._temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}{TEMP_SUFFIX}")
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes) -> None:
@@ -207,6 +223,10 @@ class _LocalWriter:
         reach("storage.after_rename", self._key)
         fsync_folder(self._path.parent)
         reach("storage.after_put", self._key)
+
+
+def _named(key: str, data: bytes) -> ObjectInfo:
+    return ObjectInfo(key, len(data), version=f"sha256:{hashlib.sha256(data).hexdigest()}")
 
 
 def _key_of_temp(key: str) -> str | None:

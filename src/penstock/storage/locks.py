@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from penstock.errors import StorageBusy
@@ -28,6 +29,22 @@ def file_lock(path: Path, *, holding: str, purpose: str) -> Iterator[None]:
                 if _is_at(path, fd):
                     path.unlink()  # while still holding it: whoever waits sees a new file and locks that
             os.close(fd)
+
+
+@contextmanager
+def waiting_file_lock(path: Path, *, holding: str, purpose: str, timeout_s: float) -> Iterator[None]:
+    """`file_lock` for what takes a moment: waits its turn, and raises `StorageBusy` only when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(file_lock(path, holding=holding, purpose=purpose))
+                break
+            except StorageBusy:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.002)
+        yield
 
 
 def _lock(path: Path, holding: str, purpose: str) -> int:

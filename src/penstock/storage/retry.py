@@ -54,6 +54,17 @@ METADATA = RetryBudget(attempts=6, deadline_s=600.0)
 """A server that is not there at all is given up in seconds; one that asks to wait is waited for."""
 DATA = RetryBudget(attempts=12, deadline_s=900.0)
 """A download that took hours is worth a quarter of an hour of patience."""
+WRITES = RetryBudget(attempts=10, deadline_s=600.0)
+"""What is written was worked for: longer than metadata, though somebody may be waiting for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How long to go on trying, by what is tried: looking (head, list), reading, writing and deleting."""
+
+    metadata: RetryBudget = METADATA
+    data: RetryBudget = DATA
+    writes: RetryBudget = WRITES
 
 
 @dataclass(slots=True, kw_only=True)

@@ -66,6 +66,8 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
     if not blocks.manifest.total_samples:
         raise ConfigError(f"{config.dataset_file} holds no samples: there is nothing to train on")
     storage = open_storage(config.run_dir or Path("runs", header.dataset_name))
+    if not isinstance(storage, LocalStorage):
+        raise ConfigError(f"the run folder {storage.url} is not local: expected a path")
     if storage.exists(MANIFEST_KEY):
         raise ConfigError(f"the run folder {storage.url} is a data set: name another folder with --run")
     stop = stop or StopRequest()

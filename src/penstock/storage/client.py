@@ -1,0 +1,201 @@
+"""One request at a time to an object store, each tried once: whoever calls decides what follows a failure."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PreconditionFailed, StorageError, TransientStoreError
+from penstock.storage.address import StoreAddress
+from penstock.storage.answers import RangeNotThere
+from penstock.storage.base import ObjectInfo
+from penstock.storage.connection import READING, WRITING, Timeouts, call, connect, refuse_after_fork
+from penstock.storage.keys import check_prefix
+from penstock.storage.retry import RetryBudget
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_PAGE = 1000
+_STREAM_FROM_BYTES = 4 << 20
+"""Above this a body is taken in pieces, so that what arrived of one that breaks off is kept."""
+_PIECE_BYTES = 1 << 20
+_LAST_BYTE = (1 << 63) - 1
+PUT_MARK = "penstockput"
+"""The attribute by which a conditional put whose answer was lost recognises itself."""
+
+
+class PartialRead:
+    """Bytes ``[start, stop)`` of one object, as far as they have arrived; `stop` None is the end.
+
+    Goes on at the byte where an answer broke off, as long as the object is the same; begins again where it is not.
+    """
+
+    def __init__(self, start: int = 0, stop: int | None = None, *, version: str | None = None) -> None:
+        self.start = start
+        self.stop = stop
+        self.pinned = version
+        """The only version that will do."""
+        self.info: ObjectInfo | None = None
+        self.pieces: list[bytes] = []
+        self.arrived = 0
+
+    @property
+    def version(self) -> str | None:
+        return self.info.version if self.info is not None else self.pinned
+
+    def add(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.arrived += len(piece)
+
+    def begin_again(self) -> None:
+        self.info, self.pieces, self.arrived = None, [], 0
+
+    def joined(self) -> bytes:
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+
+class ObjectClient:
+    """The requests. Shared by threads; pickles without its connection."""
+
+    def __init__(self, address: StoreAddress, timeouts: Timeouts) -> None:
+        self.address = address
+        self.timeouts = timeouts
+        self._lock = threading.Lock()
+        self._stores: dict[RetryBudget | str, ObjectStore] = {}
+
+    def __getstate__(self) -> tuple[StoreAddress, Timeouts]:
+        return self.address, self.timeouts
+
+    def __setstate__(self, state: tuple[StoreAddress, Timeouts]) -> None:
+        self.__init__(*state)
+
+    def what(self, key: str) -> str:
+        """An object's name for messages."""
+        return f"{self.address.url}/{key}" if key else self.address.url
+
+    def read_on(self, key: str, partial: PartialRead) -> None:
+        """Read what is missing, in one request. What arrives before a failure stays in `partial`."""
+        try:
+            self._read_on(key, partial)
+        except RangeNotThere:
+            if partial.start == partial.arrived == 0 and partial.stop is None:
+                raise
+            # behind the end there is nothing; the object itself is there
+
+    def _read_on(self, key: str, partial: PartialRead) -> None:
+        what = self.what(key)
+        first = partial.start + partial.arrived
+        options: dict[str, Any] = {}
+        if partial.stop is not None:
+            options["range"] = (first, min(partial.stop, _LAST_BYTE))
+        elif first:
+            options["range"] = {"offset": first}
+        if partial.version is not None:
+            options["if_match"] = self._split(partial.version)[0]
+        path = self.address.path(key)
+        store = self._store()
+        try:
+            result = call(lambda: store.get(path, options=options or None), what)
+        except PreconditionFailed:
+            if partial.pinned is not None:
+                raise
+            partial.begin_again()
+            raise TransientStoreError(f"{what} changed while it was read") from None
+        meta, (begins, ends) = result.meta, result.range
+        if begins != first:
+            raise StorageError(
+                f"{what}: asked for bytes from {first}, got them from {begins}: ranges are not kept here"
+            )
+        if partial.info is not None and partial.info.size_bytes != meta["size"]:
+            partial.begin_again()
+            raise TransientStoreError(f"{what} changed while it was read")
+        partial.info = self._info(key, meta)
+        before = partial.arrived
+        if ends - begins < _STREAM_FROM_BYTES:
+            partial.add(call(lambda: bytes(result.bytes()), what))
+        else:
+            pieces = iter(result.stream(min_chunk_size=_PIECE_BYTES))
+            while (piece := call(lambda: next(pieces, None), what)) is not None:
+                partial.add(bytes(piece))
+        if partial.arrived - before != ends - begins:
+            raise TransientStoreError(f"{what}: the answer broke off at byte {partial.start + partial.arrived}")
+
+    def head(self, key: str) -> ObjectInfo:
+        store, path = self._store(), self.address.path(key)
+        return self._info(key, call(lambda: store.head(path), self.what(key)))
+
+    def list_on(self, prefix: str, found: dict[str, ObjectInfo]) -> None:
+        """List what comes behind the last of `found`, adding to it page by page."""
+        inside = check_prefix(prefix)
+        top = self.address.path(inside).rstrip("/") if inside else self.address.prefix
+        after = self.address.path(next(reversed(found))) if found else None
+        store, what = self._store(), self.what(prefix)
+        pages = iter(call(lambda: store.list(top or None, offset=after, chunk_size=_PAGE), what))
+        skip = len(self.address.prefix) + 1 if self.address.prefix else 0
+        while (page := call(lambda: next(pages, None), what)) is not None:
+            for meta in page:
+                key = meta["path"][skip:]
+                found[key] = self._info(key, meta)
+
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, replacing: str | None = None, mark: str = ""
+    ) -> ObjectInfo:
+        """Write an object in one request: whatever is there, only where nothing is, or only where a version is."""
+        mode: Any = "create" if if_absent else "overwrite"
+        if replacing is not None:
+            e_tag, generation = self._split(replacing)
+            mode = {"e_tag": e_tag} if generation is None else {"e_tag": e_tag, "version": generation}
+        store, path = self._store(WRITING), self.address.path(key)
+        attributes = {PUT_MARK: mark} if mark else None
+        told = call(
+            lambda: store.put(path, data, mode=mode, attributes=attributes, use_multipart=False), self.what(key)
+        )
+        return ObjectInfo(key, len(data), version=self._joined(told))
+
+    def marked(self, key: str) -> tuple[str, ObjectInfo]:
+        """The mark of the conditional put that wrote an object, empty where there is none."""
+        store, path = self._store(), self.address.path(key)
+        result = call(lambda: store.get(path, options={"head": True}), self.what(key))
+        attributes: dict[str, Any] = dict(result.attributes)
+        return str(attributes.get(PUT_MARK, "")), self._info(key, result.meta)
+
+    def delete(self, key: str) -> None:
+        store, path = self._store(), self.address.path(key)
+        call(lambda: store.delete(path), self.what(key))
+
+    def upload(self, key: str, budget: RetryBudget, *, part_bytes: int, parallel: int, mark: str) -> Any:
+        """Begin a large upload: obstore's writer, which sends a part again by itself, within `budget`."""
+        import obstore
+
+        store, path = self._store(budget), self.address.path(key)
+        return obstore.open_writer(
+            store, path, buffer_size=part_bytes, max_concurrency=parallel, attributes={PUT_MARK: mark}
+        )
+
+    def _info(self, key: str, meta: Any) -> ObjectInfo:
+        modified = meta["last_modified"]
+        return ObjectInfo(
+            key, meta["size"], version=self._joined(meta), modified=modified.isoformat() if modified else None
+        )
+
+    def _joined(self, told: Any) -> str | None:
+        """A version as one text: the ETag; on GCS, which replaces by generation, that behind it."""
+        if self.address.scheme == "gs" and told["e_tag"] and told["version"]:
+            return f"{told['e_tag']}#{told['version']}"
+        return told["e_tag"]
+
+    def _split(self, version: str) -> tuple[str, str | None]:
+        if self.address.scheme != "gs":
+            return version, None
+        e_tag, _, generation = version.rpartition("#")
+        return e_tag, generation
+
+    def _store(self, use: RetryBudget | str = READING) -> Any:
+        """The connection for a use: reading, writing, or large uploads, whose parts are tried again within a budget."""
+        refuse_after_fork()
+        with self._lock:
+            found = self._stores.get(use)
+            if found is None:
+                found = self._stores[use] = connect(self.address, self.timeouts, use)
+            return found
