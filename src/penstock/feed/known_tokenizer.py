@@ -124,11 +124,9 @@ class KnownTokenizer:
 
 def know_tokenizer(spec: str, blocks: BlockManager) -> Tokenizer | KnownTokenizer:
     """A tokenizer that was used for this data set before, by its facts; else loaded, and noted for the next time."""
-    from penstock.feed.loading import load_tokenizer
-
     key = _key(spec, blocks)
     if key is None:
-        return load_tokenizer(spec, blocks)
+        return _load(spec, blocks)
     notes, name = key
     try:
         found = orjson.loads(notes.get(name)) if notes.exists(name) else None
@@ -136,12 +134,18 @@ def know_tokenizer(spec: str, blocks: BlockManager) -> Tokenizer | KnownTokenize
             return KnownTokenizer(spec, blocks, TokenizerFacts(**found))
     except (StorageError, orjson.JSONDecodeError, TypeError) as error:
         _log.warning("%s/%s: a note of a tokenizer cannot be read, so it is loaded anew: %s", notes.url, name, error)
-    loaded = load_tokenizer(spec, blocks)
+    loaded = _load(spec, blocks)
     try:
         notes.put(name, orjson.dumps(asdict(TokenizerFacts.of(loaded))))
     except StorageError as error:
         _log.debug("a tokenizer is not noted: %s", error)  # where nothing can be written, it is loaded each time
     return loaded
+
+
+def _load(spec: str, blocks: BlockManager) -> Tokenizer:
+    from penstock.feed.loading import load_tokenizer
+
+    return load_tokenizer(spec, blocks)
 
 
 def _key(spec: str, blocks: BlockManager) -> tuple[LocalStorage, str] | None:
