@@ -99,6 +99,7 @@ def set_up_peers(folder: Path) -> None:
     """An environment of the peers' own: they want other versions than Penstock does."""
     log(f"installing the peers into {folder}; this takes some minutes")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run(
-        [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *PEER_PACKAGES], check=True
-    )
+    pip = [str(folder / "bin" / "pip"), "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", *PEER_PACKAGES], check=True)
+    # One that does not go with torch for the CPU would fail the libraries that look for it.
+    subprocess.run([*pip, "uninstall", "--yes", "torchvision"], check=True)

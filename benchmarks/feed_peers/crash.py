@@ -17,20 +17,32 @@ STOP_STEP = 151
 GLOBAL_BATCH = 24
 """A multiple of both world sizes: some of the peers can do no other."""
 _TIMEOUT_S = 120.0
-STYLES: dict[str, Result] = {"hf": {"style": "iterable"}, "penstock": {"mode": "texts"}}
+CONTENDERS: list[tuple[str, str, Result]] = [
+    ("penstock", "penstock", {"mode": "texts"}),
+    ("torchdata, its distributed sampler", "torchdata", {}),
+    ("litdata", "litdata", {}),
+    ("grain, ElasticIterator", "grain", {}),
+    ("hf, an iterable's state", "hf", {"style": "iterable"}),
+    ("hf, map-style and skipping", "hf", {"style": "map"}),
+    ("webdataset, skipping", "webdataset", {}),
+    ("mosaic", "mosaic", {}),
+]
+"""Each with its documented way of going on; where there are two, with both."""
 
 
 def exactly_once(children: Children, material: Material) -> dict[str, Any]:
     """Repeated and lost samples and the ranks' steps for each contender, resumed on 4 and on 3 ranks."""
     found: dict[str, Any] = {}
-    for name in ("penstock", *children.peers):
+    for label, name, options in CONTENDERS:
+        if name not in ("penstock", *children.peers):
+            continue
         with TemporaryDirectory(dir=material.work, ignore_cleanup_errors=True) as folder:
-            found[name] = _of(children, material, name, Path(folder))
-        log("  exactly once:", name, found[name])
+            found[label] = _of(children, material, name, options, Path(folder))
+        log(f"  {label}: {found[label]}")
     return found
 
 
-def _of(children: Children, material: Material, name: str, folder: Path) -> dict[str, Any]:
+def _of(children: Children, material: Material, name: str, options: Result, folder: Path) -> dict[str, Any]:
     task = {
         "store": str(material.crash_store),
         "rows": str(material.crash_rows),
@@ -38,7 +50,7 @@ def _of(children: Children, material: Material, name: str, folder: Path) -> dict
         "folder": str(folder / "data"),
         "shard_bytes": 8_192,
         "seed": 5,
-        **STYLES.get(name, {}),
+        **options,
     }
     if name not in ("penstock", "torchdata"):
         prepared = children.run(name, "prepare", task)

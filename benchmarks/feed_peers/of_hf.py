@@ -27,10 +27,14 @@ class MapStyle:
 
     def __init__(self, task: dict[str, Any]) -> None:
         from datasets import load_from_disk
+        from datasets.distributed import split_dataset_by_node
 
         self._taken = task.get("state") or 0
         self._batch = task["batch"]
-        self._rows: Any = load_from_disk(task["folder"]).shuffle(seed=task["seed"]).with_format("numpy")
+        rows: Any = load_from_disk(task["folder"]).shuffle(seed=task["seed"])
+        if task.get("world", 1) > 1:
+            rows = split_dataset_by_node(rows, rank=task["rank"], world_size=task["world"])
+        self._rows = rows.with_format("numpy")
 
     def __iter__(self) -> Iterator[Any]:
         rows = self._rows.skip(self._taken * self._batch) if self._taken else self._rows
@@ -53,13 +57,12 @@ class Iterable:
         rows: Any = load_from_disk(task["folder"]).to_iterable_dataset(num_shards=SHARDS)
         rows = rows.shuffle(seed=task["seed"], buffer_size=1_000)
         rows = split_dataset_by_node(rows, rank=task.get("rank", 0), world_size=task.get("world", 1))
-        self._rows = rows.with_format("numpy")
-        self._batch = task["batch"]
+        self._rows = rows.batch(task["batch"]).with_format("numpy")
         if task.get("state"):
             self._rows.load_state_dict(task["state"])
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._rows.iter(self._batch):
+        for batch in self._rows:
             yield batch["ids"]
 
     def state(self) -> Any:
@@ -79,11 +82,11 @@ def open_texts(task: dict[str, Any]) -> Iterator[Any]:
     end = tokenizer.token_to_id("<|endoftext|>")
     width = task["width"]
 
-    def tokenise(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+    def tokenise(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
         encoded = tokenizer.encode_batch(rows["text"], add_special_tokens=False)
         return {"ids": [[*document.ids, end] for document in encoded]}
 
-    def pack(rows: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    def pack(rows: dict[str, list[list[int]]]) -> dict[str, list[Any]]:
         flat = list(chain.from_iterable(rows["ids"]))
         whole = len(flat) // width * width
         return {"ids": [flat[start : start + width] for start in range(0, whole, width)]}

@@ -23,7 +23,7 @@ CONFIGURATIONS: dict[str, list[Result]] = {
         {"source": "arrayrecord", "threads": 0},
         {"source": "arrayrecord", "threads": 16, "ahead": 500},
     ],
-    "hf": [{"style": "map"}, {"style": "iterable"}],
+    "hf": [{"style": "map"}],
     "webdataset": [{"workers": 0}, {"workers": 1}, {"workers": 2}],
     "mosaic": [{"workers": 0}, {"workers": 1}, {"workers": 2}],
 }
@@ -159,6 +159,8 @@ def rows(bench: Bench) -> dict[str, Any]:
         "penstock, documents, fully shuffled": rate("penstock", store=documents, order="shuffled"),
         **{name: rate(name, **config) for name, config in chosen.items() if config is not None},
     }
+    if "torchdata" in chosen:
+        contenders["torchdata, a row at a time"] = rate("torchdata", fetch="a row")
     found = bench.interleaved(contenders, "tokens_per_s")
     fastest = best_peer(found, max)
     ours, bare = found["penstock, rows"], found["bare loop"]
