@@ -87,7 +87,7 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         home = work / "home"
         home.mkdir(exist_ok=True)
-        text_mb, copies, memory_copies = (8, 2, 4) if options.quick else (50, 4, 4)
+        text_mb, copies, memory_copies = (8, 2, 4) if options.quick else (50, 8, 4)
         bench = sections.Bench(
             children=Children(peer_python(options.peers), home),
             material=Material(work, text_mb, copies, memory_copies),

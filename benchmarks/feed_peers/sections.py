@@ -114,11 +114,9 @@ def raw_text(bench: Bench) -> dict[str, Any]:
         with TemporaryDirectory(dir=material.work) as fresh:
             return children.run("penstock", "cold", task | {"fresh": fresh} | more)
 
-    def limit() -> Result:
-        return children.run("gigatoken", "alone", task)
-
     contenders: dict[str, Callable[[], Result]] = {
-        "gigatoken alone": limit,
+        "gigatoken alone": lambda: children.run("gigatoken", "alone", task),
+        "gigatoken alone, its loading included": lambda: children.run("gigatoken", "alone", task | {"load": True}),
         "penstock, from blocks": penstock,
         "penstock, from the file": lambda: penstock(ingest=True),
     }
@@ -134,6 +132,9 @@ def raw_text(bench: Bench) -> dict[str, Any]:
             "penstock from blocks / HF streaming (asked: 20)": ratio(ours, found.get("hf")),
             "penstock from the file / HF streaming": ratio(found["penstock, from the file"], found.get("hf")),
             "penstock from blocks / gigatoken alone (asked: 0.5)": ratio(ours, found["gigatoken alone"]),
+            "penstock from blocks / gigatoken alone, loading included on both sides": ratio(
+                ours, found["gigatoken alone, its loading included"]
+            ),
         },
     }
 
