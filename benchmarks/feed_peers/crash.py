@@ -104,7 +104,8 @@ def _resumed(
             "state_file": str(folder / f"state-{rank}.pkl"),
         }
         ranks.append(children.start(name, "rank", task | more, env=env | _names(rank)))
-    told = [Children.finish(child, _TIMEOUT_S) for child in ranks]
+    deadline = time.monotonic() + _TIMEOUT_S
+    told = [Children.finish(child, max(1.0, deadline - time.monotonic())) for child in ranks]
     if errors := [one["error"] for one in told if "error" in one]:
         return {"error": errors[0]}
     after = [_ids(folder / f"after-{world}-{rank}.log") for rank in range(world)]

@@ -47,7 +47,6 @@ class Grain:
             rows = grain.MapDataset.source(Mapped(task["rows"], task["width"]))
         rows = rows.shuffle(seed=task["seed"])
         options = grain.ReadOptions(num_threads=task.get("threads", 0), prefetch_buffer_size=task.get("ahead", 0))
-        self._steps = -(-len(rows) // task["batch"])
         if task.get("world", 1) > 1:
             shard = grain.sharding.ShardOptions(shard_index=task["rank"], shard_count=task["world"])
             self._rows: Any = ElasticIterator(rows, task["batch"] * task["world"], shard, read_options=options)

@@ -11,14 +11,12 @@ from penstock import DistributedLoader
 class Packed:
     """Batches of ids from a token cache."""
 
-    def __init__(self, loader: DistributedLoader, field: str = "input_ids") -> None:
+    def __init__(self, loader: DistributedLoader) -> None:
         self._loader = loader
-        self._field = field
 
     def __iter__(self) -> Iterator[Any]:
-        field = self._field
         for batch in self._loader:
-            yield batch[field]
+            yield batch["input_ids"]
 
     def state(self) -> Any:
         return self._loader.state_dict()

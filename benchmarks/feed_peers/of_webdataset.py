@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -29,8 +30,7 @@ class Webdataset:
     def __init__(self, task: dict[str, Any]) -> None:
         import webdataset as wds
 
-        for name, value in (("RANK", task.get("rank", 0)), ("WORLD_SIZE", task.get("world", 1))):
-            __import__("os").environ[name] = str(value)
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(task.get("rank", 0)), str(task.get("world", 1))
         rows = wds.WebDataset(
             str(Path(task["folder"]) / f"rows-{{00..{SHARDS - 1:02d}}}.tar"),
             shardshuffle=SHARDS,
