@@ -13,19 +13,23 @@ import sys
 
 import numpy as np
 
+from penstock.feed.buffers import Buffers
+from penstock.feed.gathered import common_length
 from penstock.feed.token_store import TokenChunk
 
 _FEW = 10_000
 
 
-def assemble(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype) -> TokenChunk:
+def assemble(
+    parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype, buffers: Buffers
+) -> TokenChunk:
     """Samples from several runs of samples: sample i of the result is sample ``places[i]`` of run ``of_part[i]``."""
-    length = _common_length(parts)
+    length = common_length(parts)
     if length is not None:
-        return _rows(parts, of_part, places, length, dtype)
+        return _rows(parts, of_part, places, buffers.take(len(places) * length, dtype).reshape(-1, length))
     few = len(places) <= _FEW and "pyarrow" not in sys.modules  # slow to start: not for the first batches
     if few or len(places) * 4 < sum(len(part.offsets) for part in parts):
-        return _one_by_one(parts, of_part, places, dtype)
+        return _one_by_one(parts, of_part, places, dtype, buffers)
     firsts = np.cumsum([0, *(len(part.offsets) - 1 for part in parts)])
     return reorder(_join(parts, dtype), firsts[of_part] + places)
 
@@ -34,7 +38,7 @@ def reorder(samples: TokenChunk, order: np.ndarray) -> TokenChunk:
     """Samples in another order, or some of them: sample i of the result is sample ``order[i]``."""
     ids, offsets = samples.ids, samples.offsets
     if len(order) <= _FEW and "pyarrow" not in sys.modules:
-        return _one_by_one([samples], np.zeros(len(order), dtype=np.int64), order, ids.dtype)
+        return _one_by_one([samples], np.zeros(len(order), dtype=np.int64), order, ids.dtype, Buffers())
     import pyarrow as pa
 
     width = ids.dtype.itemsize
@@ -55,36 +59,34 @@ def _join(parts: list[TokenChunk], dtype: np.dtype) -> TokenChunk:
     return TokenChunk(ids, np.cumsum(lengths))
 
 
-def _common_length(parts: list[TokenChunk]) -> int | None:
-    """The length of all samples, where they have one."""
-    length = None
-    for part in parts:
-        lengths = np.diff(part.offsets)
-        if len(lengths):
-            length = int(lengths[0]) if length is None else length
-            if not length or (lengths != length).any():
-                return None
-    return length
-
-
-def _rows(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, length: int, dtype: np.dtype) -> TokenChunk:
-    rows = np.empty((len(places), length), dtype=dtype)
+def _rows(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, rows: np.ndarray) -> TokenChunk:
+    length = rows.shape[1]
     by_part = np.argsort(of_part, kind="stable")
     bounds = np.searchsorted(of_part[by_part], np.arange(len(parts) + 1))
     for number, part in enumerate(parts):
         mine = by_part[bounds[number] : bounds[number + 1]]
-        rows[mine] = part.ids.reshape(-1, length)[places[mine]]
+        held = part.ids.reshape(-1, length)
+        if len(mine) == len(held):  # all of them: put where they belong, in one copy
+            where = np.empty(len(mine), dtype=np.int64)
+            where[places[mine]] = mine
+            rows[where] = held
+        else:
+            rows[mine] = held[places[mine]]
     return TokenChunk(rows.reshape(-1), np.arange(len(places) + 1, dtype=np.int64) * length)
 
 
-def _one_by_one(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype) -> TokenChunk:
+def _one_by_one(
+    parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype, buffers: Buffers
+) -> TokenChunk:
     bounds = np.zeros(len(places) + 1, dtype=np.int64)
-    starts, stops = np.empty_like(bounds[1:]), np.empty_like(bounds[1:])
-    for number, part in enumerate(parts):
-        mine = of_part == number
-        starts[mine], stops[mine] = part.offsets[places[mine]], part.offsets[places[mine] + 1]
+    firsts = np.cumsum([0, *(len(part.offsets) for part in parts)])[:-1]
+    offsets = np.concatenate([np.empty(0, dtype=np.int64), *(part.offsets for part in parts)])
+    at = firsts[of_part] + places if parts else places
+    starts, stops = offsets[at], offsets[at + 1]
     np.cumsum(stops - starts, out=bounds[1:])
     ids = [part.ids for part in parts]
     told = zip(of_part.tolist(), starts.tolist(), stops.tolist(), strict=True)
     pieces = [ids[number][start:stop] for number, start, stop in told]
-    return TokenChunk(np.concatenate([np.empty(0, dtype=dtype), *pieces]), bounds)
+    gathered = buffers.take(int(bounds[-1]), dtype)
+    np.concatenate([np.empty(0, dtype=dtype), *pieces], out=gathered)
+    return TokenChunk(gathered, bounds)

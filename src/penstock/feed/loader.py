@@ -110,7 +110,9 @@ class DistributedLoader:
             fields=fields,
         )
         self._feed = self._make_feed(dataset, TokenizerChoice(tokenizer), cache, prefetch_bytes, drop_last=drop_last)
-        self._state = LoaderState(shape={})
+        self._begun = LoaderState(shape={})
+        self._place: dict[str, Any] = {}
+        """What has changed in the state since: a batch is handed out far more often than the state is asked for."""
         self._changes = 0
 
     def _make_feed(
@@ -142,6 +144,16 @@ class DistributedLoader:
     def seed(self) -> int:
         return self._settings.seed
 
+    @property
+    def _state(self) -> LoaderState:
+        if self._place:
+            self._begun, self._place = replace(self._begun, **self._place), {}
+        return self._begun
+
+    @_state.setter
+    def _state(self, state: LoaderState) -> None:
+        self._begun, self._place = state, {}
+
     # -- iterating -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
@@ -152,7 +164,7 @@ class DistributedLoader:
             steps = self._steps()
             try:
                 for step in steps:
-                    self._state = replace(self._state, **step.place)
+                    self._place = step.place
                     yield step.batch
                     if changes != self._changes:
                         break  # what was made ahead is of the plan before

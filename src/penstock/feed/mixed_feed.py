@@ -134,7 +134,9 @@ class MixedFeed:
             on_wait=self._sources[0].report_to.waited,
         )
         try:
-            yield from ahead
+            for step in ahead:
+                self._sources[0].report_to.batches += 1
+                yield step
         finally:
             ahead.close()
 

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.feed.pieces import Packing, count_rows
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.sequences import FieldName, Rows, make_rows, merge
+from penstock.feed.sequences import ONLY_IDS, FieldName, Rows, make_rows, merge
 from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
@@ -72,21 +72,30 @@ class PackedEpoch:
     def steps(
         self, state: LoaderState, batch_size: int, rank: int, world: int, *, drop_last: bool
     ) -> Generator[Step, None, None]:
-        """The epoch's batches from where a state stands. Windows are made ahead, in a thread."""
+        """The epoch's batches from where a state stands. Windows are made ahead, in a thread; but for those that take
+        no work: two threads of one interpreter would only be in each other's way."""
+        if self._cache.at_hand and state.window < self.window_count and self.kept_rows(state.window).is_lazy:
+            yield from self._deal(self._at_hand(state.window), state, batch_size, rank, world, drop_last=drop_last)
+            return
         sequences = Prefetch(
-            self._sequences(state.window), budget_bytes=_WINDOWS_AHEAD_BYTES, size_of=lambda made: made.size_bytes
+            self._sequences(state.window),
+            budget_bytes=_WINDOWS_AHEAD_BYTES,
+            size_of=lambda made: made.size_bytes,
+            on_wait=self._cache.timings.waited,
         )
-        steps = self._deal(iter(sequences), state, batch_size, rank, world, drop_last=drop_last)
         try:
-            while True:
-                began = time.perf_counter()
-                step = next(steps, None)
-                self._cache.timings.waited(time.perf_counter() - began)
-                if step is None:
-                    return
-                yield step
+            yield from self._deal(iter(sequences), state, batch_size, rank, world, drop_last=drop_last)
         finally:
             sequences.close()
+
+    def _at_hand(self, first: int) -> Iterator[Rows]:
+        for window in range(first, self.window_count):
+            began = time.perf_counter()
+            made = self.kept_rows(window)
+            if isinstance(self._order, ShardLocal) and window + 1 < self.window_count:
+                self._cache.will_need(self._order.window_chunk_ids(window + 1).tolist())
+            self._cache.timings.waited(time.perf_counter() - began)
+            yield made
 
     def _deal(
         self,
@@ -99,27 +108,39 @@ class PackedEpoch:
         drop_last: bool,
     ) -> Iterator[Step]:
         step, window, offset = state.step, state.window, state.offset
+        timings = self._cache.timings
+        hasty = world == 1 and self._fields == ONLY_IDS
         pieces: list[tuple[Rows, int, int]] = []
         wanted = batch_size
         for made in windows:
-            while offset < len(made):
-                stop = min(offset + wanted, len(made))
+            count = len(made)
+            while offset < count:
+                if hasty and not pieces:
+                    for batch in made.id_batches(offset, batch_size):  # what follows, for the usual case
+                        offset, step = offset + batch_size, step + 1
+                        timings.batches += 1
+                        at_end = offset == count
+                        place = {"step": step, "window": window + at_end, "offset": 0 if at_end else offset}
+                        yield Step(batch, 0, place)
+                    if offset == count:
+                        break
+                stop = min(offset + wanted, count)
                 pieces.append((made, offset, stop))
                 wanted -= stop - offset
                 offset = stop
                 if not wanted:
                     step += 1
-                    at_end = offset == len(made)
-                    batch, size = self._batch(pieces, rank, world)
+                    at_end = offset == count
                     place = {"step": step, "window": window + at_end, "offset": 0 if at_end else offset}
-                    yield Step(batch, size, place)
+                    timings.batches += 1
+                    yield Step(self._batch(pieces, rank, world), 0, place)
                     pieces, wanted = [], batch_size
             window, offset = window + 1, 0
         if pieces and not drop_last:
-            batch, size = self._batch(pieces, rank, world)
-            yield Step(batch, size, {"step": step + 1, "window": window, "offset": 0})
+            timings.batches += 1
+            yield Step(self._batch(pieces, rank, world), 0, {"step": step + 1, "window": window, "offset": 0})
 
-    def _batch(self, pieces: list[tuple[Rows, int, int]], rank: int, world: int) -> tuple[dict[str, Any], int]:
+    def _batch(self, pieces: list[tuple[Rows, int, int]], rank: int, world: int) -> dict[str, Any]:
         """One rank's share of a global batch: its rows ``[rank::world]``, from one window or several."""
         shares = []
         taken = 0
@@ -127,8 +148,7 @@ class PackedEpoch:
             first = min(stop, start + (rank - taken) % world)
             shares.append(made.fields(self._fields, range(first, stop, world)))
             taken += stop - start
-        batch = merge(shares)
-        return batch, sum(array.nbytes for array in batch.values())
+        return merge(shares)
 
     # -- windows -------------------------------------------------------------------------------------------------------
 
@@ -174,7 +194,7 @@ class PackedEpoch:
                 pieces.append((self.kept_rows(window), first - begin, stop - begin))
                 first = stop
             window += 1
-        return self._batch(pieces, rank, world)[0]
+        return self._batch(pieces, rank, world)
 
     def place(self, sequence: int) -> tuple[int, int]:
         """The window in which a sequence of the epoch stands, and its place there; behind the last, the next window."""

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.gathered import Ids, as_array
 from penstock.feed.gathering import reorder
 from penstock.feed.labels import IGNORED_LABEL, labels_of
 from penstock.feed.token_store import TokenChunk
@@ -28,7 +29,7 @@ PACKINGS: tuple[Packing, ...] = ("concatenate", "best-fit", "pad", "ragged")
 class Pieces:
     """Pieces of documents end to end; piece i is ``ids[offsets[i]:offsets[i + 1]]``."""
 
-    ids: np.ndarray
+    ids: Ids
     offsets: np.ndarray
     sample_ids: np.ndarray
     documents: np.ndarray
@@ -62,6 +63,7 @@ def whole_documents(window: Window) -> Pieces:
 
 def row_long_parts(window: Window, length: int, *, masked: bool = False) -> Pieces:
     """Documents cut at every `length`-th of their tokens; in order, and lying as they did."""
+    ids = as_array(window.ids)
     lengths = np.diff(window.offsets)
     counts = np.maximum(1, -(-lengths // length))
     documents = np.repeat(np.arange(len(counts)), counts)
@@ -70,9 +72,9 @@ def row_long_parts(window: Window, length: int, *, masked: bool = False) -> Piec
     offsets = np.append(begins, window.offsets[-1:])
     ends = part == counts[documents] - 1
     after = np.full(len(documents), IGNORED_LABEL, dtype=np.int64)
-    after[~ends] = labels_of(window.ids[offsets[1:][~ends]], masked=masked)
+    after[~ends] = labels_of(ids[offsets[1:][~ends]], masked=masked)
     return Pieces(
-        ids=window.ids,
+        ids=ids,
         offsets=offsets,
         sample_ids=window.sample_ids[documents],
         documents=documents,
@@ -90,7 +92,7 @@ def fit(window: Window, length: int, pad_id: int, packing: Packing, *, masked: b
     row_count = int(rows.max(initial=-1)) + 1
     order = np.argsort(rows, kind="stable")  # within a row in the plan's order
     order = order[rows[order] >= 0]
-    placed = reorder(TokenChunk(parts.ids, parts.offsets), order)
+    placed = reorder(TokenChunk(as_array(parts.ids), parts.offsets), order)
     used = np.bincount(rows[order], weights=lengths[order], minlength=row_count).astype(np.int64)
     ids = np.full((row_count, length), pad_id, dtype=window.ids.dtype)
     ids[np.arange(length) < used[:, None]] = placed.ids

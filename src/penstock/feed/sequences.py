@@ -6,13 +6,14 @@ what is not to be learned, and in the filling. Positions count from where a piec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.gathered import as_array
 from penstock.feed.gathering import reorder
 from penstock.feed.labels import IGNORED_LABEL, labels_of, plain_ids
 from penstock.feed.pieces import Packing, Pieces, fit, row_long_parts, whole_documents
@@ -32,11 +33,16 @@ FIELDS: tuple[FieldName, ...] = (
     "spans",
     "num_tokens",
 )
+_GATHERED_BYTES = 256 << 10
+"""A few batches gathered together cost less than one by one, and stay in the processor's cache."""
 _OF_SAMPLES = ("sample_ids", "source_ids", "spans")
 _OF_ROWS = ("num_tokens", "row_sources")
 """Fields with an entry a sample, or a row; all others have one a token."""
 _BEGINS = "begins"
 """Where a piece, or its part of a row, begins: what `cu_seqlens` is made of once a batch is together."""
+
+
+ONLY_IDS: tuple[FieldName, ...] = ("input_ids",)
 
 
 class Rows(Protocol):
@@ -52,8 +58,17 @@ class Rows(Protocol):
         no range are in ascending order."""
         ...
 
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its tokens still lie where they were read from."""
+        ...
+
     def token_counts(self, rows: range) -> np.ndarray:
         """Tokens of each row, filling left out."""
+        ...
+
+    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
+        """Batches of ids alone, of so many rows each, from a row on: as far as it has them whole and at hand."""
         ...
 
 
@@ -78,6 +93,8 @@ def make_rows(window: Window, packing: Packing, *, length: int, pad_id: int, mas
 
 def merge(shares: Sequence[dict[str, np.ndarray]], order: np.ndarray | None = None) -> dict[str, Any]:
     """Rows from several windows as one batch; in another order of their rows, where one is given."""
+    if len(shares) == 1 and order is None and _BEGINS not in shares[0]:
+        return shares[0]
     batch: dict[str, Any] = shares[0] if len(shares) == 1 else _joined(shares)
     begins = batch.pop(_BEGINS, None)
     ragged = begins is not None and begins.ndim == 1
@@ -113,8 +130,7 @@ class Sequences:
         self._length = length
         self._pad_id = pad_id
         self._masked = masked
-        whole = len(pieces.ids) // length
-        self._whole = pieces.ids[: whole * length].reshape(whole, length)
+        self._whole = len(pieces.ids) // length
 
     def __len__(self) -> int:
         return (len(self._pieces.ids) + self._length - 1) // self._length
@@ -122,6 +138,10 @@ class Sequences:
     @property
     def size_bytes(self) -> int:
         return self._pieces.size_bytes
+
+    @property
+    def is_lazy(self) -> bool:
+        return not isinstance(self._pieces.ids, np.ndarray)
 
     def token_counts(self, rows: range) -> np.ndarray:
         filled = np.minimum(np.arange(rows.start + 1, rows.stop + 1) * self._length, len(self._pieces.ids))
@@ -131,22 +151,49 @@ class Sequences:
     def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
         result = {"input_ids": self._input_ids(rows)} if "input_ids" in names else {}
         result["sample_ids"] = self._sample_ids(rows)
+        if names == ONLY_IDS:
+            return result
         if "num_tokens" in names:
             result["num_tokens"] = self.token_counts(range(len(self)))[_picked(rows)]
         if not set(names) <= {"input_ids", "num_tokens"}:
             result |= self._others(names, rows)
         return result
 
+    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
+        if self._masked:
+            return
+        sample_ids, bounds = self._ending
+        at_once = max(1, _GATHERED_BYTES // (self._length * self._pieces.ids.dtype.itemsize * size)) * size
+        while start + size <= self._whole:
+            stop = min(start + at_once, self._whole)
+            held = self._whole_rows(range(start, stop))
+            for first in range(0, stop - start - size + 1, size):
+                row = start + first
+                yield {
+                    "input_ids": held[first : first + size],
+                    "sample_ids": sample_ids[bounds[row] : bounds[row + size]],
+                }
+            start += (stop - start) // size * size
+
     def _input_ids(self, rows: range | np.ndarray) -> np.ndarray:
         """A view where they are a range and none of them is filled up."""
-        if _end(rows) <= len(self._whole):
-            return plain_ids(self._whole[_picked(rows)], masked=self._masked)
+        if _end(rows) <= self._whole:
+            return plain_ids(self._whole_rows(rows), masked=self._masked)
         numbers = np.asarray(rows)
         filled = np.full((len(numbers), self._length), self._pad_id, dtype=self._pieces.ids.dtype)
-        filled[numbers < len(self._whole)] = self._whole[numbers[numbers < len(self._whole)]]
-        tail = self._pieces.ids[len(self._whole) * self._length :]
-        filled[numbers == len(self._whole), : len(tail)] = tail
+        filled[numbers < self._whole] = self._whole_rows(numbers[numbers < self._whole])
+        tail = self._pieces.ids[self._whole * self._length :]
+        filled[numbers == self._whole, : len(tail)] = tail
         return plain_ids(filled, masked=self._masked)
+
+    def _whole_rows(self, rows: range | np.ndarray) -> np.ndarray:
+        ids, length = self._pieces.ids, self._length
+        if isinstance(ids, np.ndarray):
+            return ids[: self._whole * length].reshape(-1, length)[_picked(rows)]
+        if isinstance(rows, range) and rows.step == 1:
+            return ids[rows.start * length : rows.stop * length].reshape(-1, length)
+        found = [ids[int(row) * length : (int(row) + 1) * length] for row in rows]
+        return np.stack(found) if found else np.empty((0, length), dtype=ids.dtype)
 
     def _sample_ids(self, rows: range | np.ndarray) -> np.ndarray:
         """The samples whose last token stands in these rows; never the filling."""
@@ -219,12 +266,12 @@ class Sequences:
         return np.concatenate(found)
 
     @cached_property
-    def _ending(self) -> tuple[np.ndarray, np.ndarray]:
+    def _ending(self) -> tuple[np.ndarray, list[int]]:
         """The samples in the order in which they end, and how many have ended before each row."""
         pieces = self._pieces
         last_row = np.maximum(pieces.offsets[1:] - 1, 0) // self._length
         bounds = np.searchsorted(last_row[pieces.ends], np.arange(len(self) + 1), side="left")
-        return pieces.sample_ids[pieces.ends], bounds
+        return pieces.sample_ids[pieces.ends], bounds.tolist()
 
     @cached_property
     def _filling(self) -> np.ndarray:
@@ -250,13 +297,20 @@ class RaggedRows:
     def size_bytes(self) -> int:
         return self._parts.size_bytes
 
+    @property
+    def is_lazy(self) -> bool:
+        return False
+
     def token_counts(self, rows: range) -> np.ndarray:
         return np.diff(self._parts.offsets)[self._rows[rows.start : rows.stop : rows.step]]
+
+    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
+        return iter(())
 
     def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
         parts = self._parts
         chosen = self._rows[_picked(rows)]
-        placed = reorder(TokenChunk(parts.ids, parts.offsets), chosen)
+        placed = reorder(TokenChunk(as_array(parts.ids), parts.offsets), chosen)
         ids, offsets = placed.ids, placed.offsets
         lengths = np.diff(offsets)
         made: dict[str, np.ndarray] = {_BEGINS: np.zeros(len(ids), dtype=bool)}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.feed.prefetch import Prefetch
 from penstock.feed.state import LoaderState
@@ -17,8 +16,7 @@ _STEPS_AT_A_TIME = 256
 """How many batches' ids are worked out together: alone, the arithmetic would cost more than the reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A batch for one rank, and where the loader stands once it was handed out."""
 
     batch: dict[str, Any]
@@ -67,7 +65,9 @@ class TextEpoch:
             on_wait=self._timings.waited,
         )
         try:
-            yield from ahead
+            for step in ahead:
+                self._timings.batches += 1
+                yield step
         finally:
             ahead.close()
 

@@ -22,9 +22,10 @@ class Timings:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._waits: deque[float] = deque(maxlen=_REMEMBERED)
+        self._waits: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
         self._waited_s = 0.0
-        self._batches = 0
+        self.batches = 0
+        """Handed out; counted by the consumer's thread alone."""
         self._began = time.perf_counter()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -40,20 +41,28 @@ class Timings:
                 self._seconds[work] += time.perf_counter() - began
 
     def waited(self, seconds: float) -> None:
-        """The consumer got a batch after so long."""
+        """The consumer waited so long for the next batch, or for what the next batches are made of."""
         with self._lock:
-            self._waits.append(seconds)
+            self._waits.append((self.batches, seconds))
             self._waited_s += seconds
-            self._batches += 1
+
+    def _by_batch(self) -> np.ndarray:
+        """The wait for each of the last batches; nothing for those that were there already."""
+        first = max(0, self.batches - _REMEMBERED)
+        waits = np.zeros(max(1, self.batches - first))
+        for batch, seconds in self._waits:
+            if first <= batch < self.batches:
+                waits[batch - first] += seconds
+        return waits
 
     def report(self) -> dict[str, float]:
         """How long the consumer waited (of each batch, and as a share of all time), and what for: the time of the
         feed's own work by kind. Waiting with none of them behind it is the queue's."""
         with self._lock:
-            waits = np.array(self._waits) if self._waits else np.zeros(1)
+            waits = self._by_batch()
             elapsed = max(1e-9, time.perf_counter() - self._began)
             return {
-                "batches": self._batches,
+                "batches": self.batches,
                 "wait_p50_s": float(np.percentile(waits, 50)),
                 "wait_p99_s": float(np.percentile(waits, 99)),
                 "wait_share": self._waited_s / elapsed,

@@ -24,6 +24,7 @@ import orjson
 
 from penstock.blocks import BlockManager, cache_folder
 from penstock.errors import ConfigError, SourceError, StorageError
+from penstock.feed.buffers import Buffers
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.timings import Timings
 from penstock.feed.token_store import TokenChunk, TokenStore
@@ -105,6 +106,7 @@ class TokenCache:
         self._opened: _Opened | None = None
         self._told = False
         self.timings = Timings()
+        self.buffers = Buffers()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.blocks, self.tokenizer, self.chat, self._folder, self.max_bytes)
@@ -156,6 +158,18 @@ class TokenCache:
                         f"{_BUSY_TIMEOUT_S:.0f} s: see whether a process is stuck"
                     )
                 time.sleep(_BUSY_POLL_S)
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether every chunk was seen to be there: reading them takes a copy, and no work."""
+        store = self._open().store
+        return store is not None and store.all_whole
+
+    def will_need(self, numbers: Iterable[int]) -> None:
+        """Let the system read these chunks ahead."""
+        store = self._open().store
+        if store is not None:
+            store.will_need(numbers)
 
     def token_counts(self) -> np.ndarray:
         """Tokens of each chunk; -1 for those not tokenised yet."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +26,14 @@ import numpy as np
 from isal import isal_zlib
 
 SEGMENT_BYTES = 256 << 20
+"""Of a store that is bounded: what is deleted together."""
+_UNBOUNDED_SEGMENT_BYTES = 1 << 30
 _RECORD = np.dtype(
     [("offset", "<u8"), ("tokens", "<u8"), ("segment", "<u4"), ("samples", "<u4"), ("crc", "<u4"), ("check", "<u4")]
 )
 _ALIGN = 8
+_LARGEST_ROW_BYTES = 64 << 10
+_RECENT_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,14 @@ class TokenChunk:
 
     ids: np.ndarray
     offsets: np.ndarray
+    mapped: np.ndarray | None = None
+    """The bytes that the ids lie in, where that is a mapped file,"""
+    at: int = 0
+    """and where in them."""
+
+    @property
+    def holder(self) -> np.ndarray:
+        return self.ids.view(np.uint8) if self.mapped is None else self.mapped
 
 
 class TokenStore:
@@ -48,9 +62,11 @@ class TokenStore:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._making: set[int] = set()
-        self._maps: dict[int, np.ndarray] = {}
+        self._maps: dict[int, tuple[np.ndarray, mmap.mmap]] = {}
         self._whole: set[tuple[int, int, int]] = set()
         """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
+        self._recent: OrderedDict[int, TokenChunk] = OrderedDict()
+        self._recent_bytes = 0
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
         (folder / "segments").mkdir(parents=True, exist_ok=True)
@@ -64,6 +80,8 @@ class TokenStore:
     def close(self) -> None:
         with self._lock:
             self._maps.clear()
+            self._recent.clear()
+            self._recent_bytes = 0
             for fd in (self._index_fd, self._lock_fd, *([self._own[1]] if self._own else [])):
                 with suppress(OSError):
                     os.close(fd)
@@ -71,6 +89,9 @@ class TokenStore:
 
     def get(self, number: int) -> TokenChunk | None:
         """A chunk as it was put, or None where it is not there or not whole."""
+        recent = self._recent.get(number)
+        if recent is not None:
+            return recent
         record = self._records[number]
         if record["check"] != _check(record):
             return None
@@ -87,7 +108,35 @@ class TokenStore:
                 return None
             self._whole.add(told)
         offsets = payload[: 4 * (samples + 1)].view("<u4").astype(np.int64)
-        return TokenChunk(payload[ids_at:].view(self._dtype), offsets)
+        chunk = TokenChunk(payload[ids_at:].view(self._dtype), offsets, data, start + ids_at)
+        self._remember(number, chunk)
+        return chunk
+
+    def _remember(self, number: int, chunk: TokenChunk) -> None:
+        """Keep what it cost to open a chunk: not its tokens, which stay in the file."""
+        with self._lock:
+            if number not in self._recent:
+                self._recent[number] = chunk
+                self._recent_bytes += chunk.offsets.nbytes
+            while self._recent_bytes > _RECENT_BYTES:
+                self._recent_bytes -= self._recent.popitem(last=False)[1].offsets.nbytes
+
+    @property
+    def all_whole(self) -> bool:
+        """Whether this process has seen every chunk to be there and whole."""
+        return len(self._whole) >= self._chunk_count
+
+    def will_need(self, numbers: Iterable[int]) -> None:
+        """Let the system read chunks ahead, if it has to read them at all."""
+        for number in numbers:
+            chunk = self._recent.get(number)
+            segment = int(self._records[number]["segment"])
+            if chunk is None or chunk.mapped is None or (mapped := self._maps.get(segment)) is None:
+                continue
+            start = chunk.at // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = min(chunk.at + chunk.ids.nbytes, len(mapped[0]))
+            if stop > start:
+                mapped[1].madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def put(self, number: int, chunk: TokenChunk) -> None:
         """Keep a chunk; an OSError where the disk does not take it."""
@@ -95,7 +144,7 @@ class TokenStore:
         ids = np.ascontiguousarray(chunk.ids, dtype=self._dtype).tobytes()
         payload = ends.ljust(_aligned(len(ends)), b"\0") + ids
         with self._lock:
-            segment, start = self._append(payload)
+            segment, start = self._append(payload, *self._alignment(chunk, len(payload) - len(ids)))
         record = np.zeros(1, dtype=_RECORD)
         record["offset"], record["segment"] = start, segment
         record["samples"], record["tokens"] = len(chunk.offsets) - 1, len(chunk.ids)
@@ -135,11 +184,24 @@ class TokenStore:
             with self._lock:
                 self._making.discard(number)
 
-    def _append(self, payload: bytes) -> tuple[int, int]:
-        if self._own is None or self._own[2] + len(payload) > SEGMENT_BYTES:
+    def _alignment(self, chunk: TokenChunk, ids_at: int) -> tuple[int, int]:
+        """Rows of one length are put at multiples of it, so that a reader can take the segment for a matrix of them."""
+        length = int(chunk.offsets[1]) if len(chunk.offsets) > 1 else 0
+        row_bytes = length * self._dtype.itemsize
+        if row_bytes % _ALIGN or not 0 < row_bytes <= _LARGEST_ROW_BYTES:
+            return _ALIGN, 0
+        if (chunk.offsets != np.arange(len(chunk.offsets)) * length).any():
+            return _ALIGN, 0
+        return row_bytes, -ids_at % row_bytes
+
+    def _append(self, payload: bytes, align: int, remainder: int) -> tuple[int, int]:
+        """Write a payload behind the others, where the place leaves this remainder."""
+        limit = SEGMENT_BYTES if self._max_bytes is not None else _UNBOUNDED_SEGMENT_BYTES
+        if self._own is None or self._own[2] + len(payload) + align > limit:
             self._begin_segment()
         assert self._own is not None
         number, fd, size = self._own
+        size += (remainder - size) % align
         view, start = memoryview(payload), size
         while view:
             written = os.pwrite(fd, view, start)
@@ -175,17 +237,19 @@ class TokenStore:
     def _segment(self, number: int, size: int) -> np.ndarray | None:
         """A segment's bytes, at least so many of them; None where they are not there."""
         with self._lock:
-            mapped = self._maps.get(number)
-            if mapped is not None and len(mapped) >= size:
-                return mapped
+            known = self._maps.get(number)
+            if known is not None and len(known[0]) >= size:
+                return known[0]
             path = self._segment_path(number)
             try:
                 os.utime(path)  # the time it was last used: evictions go by it
-                mapped = np.memmap(path, dtype=np.uint8, mode="r")
+                with path.open("rb") as file:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError):
                 return None
-            self._maps[number] = mapped
-            return mapped if len(mapped) >= size else None
+            data = np.frombuffer(mapped, dtype=np.uint8)
+            self._maps[number] = data, mapped
+            return data if len(data) >= size else None
 
     def _segment_path(self, number: int) -> Path:
         return self.folder / "segments" / f"{number:08d}"

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from penstock.feed.gathered import Ids, gather
 from penstock.feed.gathering import assemble
 from penstock.feed.token_cache import TokenCache
 from penstock.plans.orders import Order, ShardLocal
+
+_LONG = 256
+"""Tokens a sample, on average, from which on samples are gathered batch by batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Window:
     """Samples that are packed together: their ids and their tokens, in the plan's order."""
 
     sample_ids: np.ndarray
-    ids: np.ndarray
+    ids: Ids
     offsets: np.ndarray
 
 
@@ -76,7 +80,10 @@ class WindowPlan:
     ) -> Window:
         chunks = cache.chunks(numbers.tolist())
         with cache.timings.of("pack"):
-            placed = assemble(chunks, of_part, places, cache.dtype)
+            if sum(len(chunk.ids) for chunk in chunks) >= _LONG * sum(len(chunk.offsets) for chunk in chunks):
+                gathered = gather(chunks, of_part, places, cache.dtype)
+                return Window(sample_ids, gathered, gathered.offsets)
+            placed = assemble(chunks, of_part, places, cache.dtype, cache.buffers)
         return Window(sample_ids, placed.ids, placed.offsets)
 
     def _allowed(self, sample_ids: np.ndarray) -> np.ndarray:
