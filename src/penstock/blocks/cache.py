@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class ChunkCache:
@@ -25,6 +28,8 @@ class ChunkCache:
 
     def get(self, key: Hashable, read: Callable[[], bytes]) -> bytes:
         """The chunk under `key`, read by `read` where it is not here."""
+        from concurrent.futures import Future  # here, because opening a store must not wait for it
+
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
@@ -40,6 +45,8 @@ class ChunkCache:
 
     def prefetch(self, key: Hashable, read: Callable[[], bytes]) -> None:
         """Begin to read a chunk in the background, unless it is here or on its way. Never raises: `get` will."""
+        from concurrent.futures import Future, ThreadPoolExecutor
+
         with self._lock:
             if key in self._kept or key in self._reading:
                 return

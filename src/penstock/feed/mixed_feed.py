@@ -88,7 +88,7 @@ class MixedFeed:
         if not state.batch_sizes:
             return draws // batch_size if self._drop_last else -(-draws // batch_size)
         step, _ = state.batch_sizes[-1]
-        left = draws - self._drawn_before(state, step, batch_size)
+        left = max(0, draws - self._drawn_before(state, step, batch_size))  # the last before may have been short
         return step + (left // batch_size if self._drop_last else -(-left // batch_size))
 
     def _draws(self, state: LoaderState, batch_size: int) -> int:

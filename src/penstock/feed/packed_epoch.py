@@ -154,7 +154,7 @@ class PackedEpoch:
 
     def _plan(self, window: int) -> WindowPlan:
         chosen = [ids for first, ids in self._exclusions if first <= window]
-        excluded = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
+        excluded = np.unique(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
         return WindowPlan(order=self._order, window_samples=self._window_samples, excluded=excluded)
 
     @property

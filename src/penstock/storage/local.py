@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -175,7 +174,7 @@ class _LocalWriter:
         self._path = path
         self._key = key
         self._replace = replace
-        self._temp = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}{TEMP_SUFFIX}")
+        self._temp = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}{TEMP_SUFFIX}")
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes) -> None:
