@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -59,7 +60,7 @@ class DatasetHeader:
     """The version of the source that was read, where it has versions: a Hub repository's commit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A data set: its header, its blocks, and whether the source has ended."""
 
@@ -78,7 +79,7 @@ class Manifest:
     def total_blocks(self) -> int:
         return len(self.blocks)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Digest of the identity and of every block's entry: two stores with one fingerprint hold the same."""
         header = self.header

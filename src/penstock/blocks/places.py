@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from penstock.blocks.journal import Journal
-from penstock.blocks.store import finished_manifest
+from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import BlockStoreError
 from penstock.storage import LocalStorage, open_storage
 
@@ -27,7 +27,7 @@ def is_block_store(path: str) -> bool:
     storage = open_storage(path)
     if not isinstance(storage, LocalStorage) or not storage.root.is_dir():
         return False
-    if finished_manifest(storage) is not None or Journal(storage).header() is not None:
+    if storage.exists(MANIFEST_KEY) or Journal(storage).header() is not None:
         return True
     if storage.exists("blocks/block_00000.idx"):
         raise BlockStoreError(

@@ -12,6 +12,9 @@ from penstock.blocks import BlockManager
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.timings import Timings
 
+_ROW_BYTES = 600
+"""What a parsed row takes beside its text, about."""
+
 
 class SampleReader:
     """Rows of samples by id. Keeps the chunks used last within a number of bytes. Safe for threads."""
@@ -55,7 +58,7 @@ class SampleReader:
                 data = self._blocks.read_range(piece.block_id, piece.start, piece.stop)
             with self._timings.of("decode"):
                 rows += self._blocks.parse_range(data, piece.block_id, piece.start, piece.stop)
-            size += len(data)
+            size += len(data) + _ROW_BYTES * (piece.stop - piece.start)
         self._kept[number] = size, rows
         self._kept_bytes += size
         while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:

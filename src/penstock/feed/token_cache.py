@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 """How much text lies and is read together, by the data set's mean."""
+CHUNK_SAMPLES = 10_000
+"""And how many samples at most: a row costs more in memory than its few bytes on disk."""
 _VERSION = 1
 _BUSY_POLL_S = 0.01
 _BUSY_TIMEOUT_S = 600.0
@@ -47,7 +49,7 @@ _BUSY_TIMEOUT_S = 600.0
 def chunk_samples(blocks: BlockManager, ranges: BlockRanges) -> int:
     """Samples of a chunk: about `CHUNK_BYTES` of text; a function of the data set alone, since orders depend on it."""
     size = sum(block.size_bytes for block in blocks.manifest.blocks) / max(1, ranges.total_samples)
-    return max(1, min(round(CHUNK_BYTES / max(1.0, size)), max(1, ranges.total_samples)))
+    return max(1, min(round(CHUNK_BYTES / max(1.0, size)), CHUNK_SAMPLES, max(1, ranges.total_samples)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
