@@ -117,14 +117,9 @@ def gather(
 
 def common_length(parts: list[TokenChunk]) -> int | None:
     """The length of all samples, where they have one."""
-    length = None
-    for part in parts:
-        offsets = part.offsets
-        if len(offsets) > 1:
-            length = int(offsets[1]) if length is None else length
-            if not length or (offsets != np.arange(len(offsets)) * length).any():
-                return None
-    return length
+    lengths = {part.common_length() for part in parts if len(part.offsets) > 1}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    return length or None
 
 
 def as_array(ids: Ids) -> np.ndarray:

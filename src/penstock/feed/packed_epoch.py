@@ -17,7 +17,7 @@ from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.windows import WindowPlan
-from penstock.plans.orders import Order, ShardLocal
+from penstock.plans.orders import Order, Sequential, ShardLocal
 
 _WINDOWS_AHEAD_BYTES = 64 << 20
 
@@ -88,12 +88,22 @@ class PackedEpoch:
         finally:
             sequences.close()
 
+    def _chunks_of(self, window: int) -> np.ndarray:
+        """The chunks of a window that is made of whole ones; all chunks, where samples come from everywhere."""
+        if isinstance(self._order, ShardLocal):
+            return self._order.window_chunk_ids(window)
+        if isinstance(self._order, Sequential):
+            first, stop = window * self._window_samples, (window + 1) * self._window_samples
+            size = self._cache.chunk_size
+            return np.arange(first // size, min(-(-stop // size), self._cache.chunk_count))
+        return np.arange(self._cache.chunk_count)
+
     def _at_hand(self, first: int) -> Iterator[Rows]:
         for window in range(first, self.window_count):
             began = time.perf_counter()
             made = self.kept_rows(window)
-            if isinstance(self._order, ShardLocal) and window + 1 < self.window_count:
-                self._cache.will_need(self._order.window_chunk_ids(window + 1).tolist())
+            if window + 1 < self.window_count:
+                self._cache.will_need(self._chunks_of(window + 1))
             self._cache.timings.waited(time.perf_counter() - began)
             yield made
 
@@ -135,6 +145,7 @@ class PackedEpoch:
                     timings.batches += 1
                     yield Step(self._batch(pieces, rank, world), 0, place)
                     pieces, wanted = [], batch_size
+            self._cache.let_go(self._chunks_of(window))
             window, offset = window + 1, 0
         if pieces and not drop_last:
             timings.batches += 1

@@ -167,11 +167,17 @@ class TokenCache:
         store = self._open().store
         return store is not None and store.all_whole
 
-    def will_need(self, numbers: Iterable[int]) -> None:
+    def will_need(self, numbers: np.ndarray) -> None:
         """Let the system read these chunks ahead."""
         store = self._open().store
         if store is not None:
             store.will_need(numbers)
+
+    def let_go(self, numbers: np.ndarray) -> None:
+        """These chunks were used for now: they are not to count as this process's memory any longer."""
+        store = self._open().store
+        if store is not None:
+            store.let_go(numbers)
 
     def token_counts(self) -> np.ndarray:
         """Tokens of each chunk; -1 for those not tokenised yet."""

@@ -17,9 +17,9 @@ import os
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +47,19 @@ class TokenChunk:
     at: int = 0
     """and where in them."""
 
+    row_length: int = -1
+    """The length of all its samples, 0 where they have none in common; -1 where nobody has looked."""
+
     @property
     def holder(self) -> np.ndarray:
         return self.ids.view(np.uint8) if self.mapped is None else self.mapped
+
+    def common_length(self) -> int:
+        """The length of all its samples; 0 where they have none in common."""
+        if self.row_length >= 0:
+            return self.row_length
+        length = int(self.offsets[1]) if len(self.offsets) > 1 else 0
+        return length if (self.offsets == np.arange(len(self.offsets)) * length).all() else 0
 
 
 class TokenStore:
@@ -75,7 +85,9 @@ class TokenStore:
         if os.fstat(self._index_fd).st_size < size:
             os.ftruncate(self._index_fd, size)  # a file with a hole: nothing is written until a chunk is
         self._lock_fd = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._records = np.memmap(folder / "index.bin", dtype=_RECORD, mode="r", shape=(max(1, chunk_count),))
+        self._records = np.memmap(folder / "index.bin", dtype=_RECORD, mode="r", shape=(max(1, chunk_count),)).view(
+            np.ndarray
+        )
 
     def close(self) -> None:
         with self._lock:
@@ -109,6 +121,7 @@ class TokenStore:
             self._whole.add(told)
         offsets = payload[: 4 * (samples + 1)].view("<u4").astype(np.int64)
         chunk = TokenChunk(payload[ids_at:].view(self._dtype), offsets, data, start + ids_at)
+        chunk = replace(chunk, row_length=chunk.common_length())
         self._remember(number, chunk)
         return chunk
 
@@ -126,17 +139,25 @@ class TokenStore:
         """Whether this process has seen every chunk to be there and whole."""
         return len(self._whole) >= self._chunk_count
 
-    def will_need(self, numbers: Iterable[int]) -> None:
+    def will_need(self, numbers: np.ndarray) -> None:
         """Let the system read chunks ahead, if it has to read them at all."""
-        for number in numbers:
-            chunk = self._recent.get(number)
-            segment = int(self._records[number]["segment"])
-            if chunk is None or chunk.mapped is None or (mapped := self._maps.get(segment)) is None:
-                continue
-            start = chunk.at // mmap.PAGESIZE * mmap.PAGESIZE
-            stop = min(chunk.at + chunk.ids.nbytes, len(mapped[0]))
-            if stop > start:
-                mapped[1].madvise(mmap.MADV_WILLNEED, start, stop - start)
+        self._advise(numbers, mmap.MADV_WILLNEED)
+
+    def let_go(self, numbers: np.ndarray) -> None:
+        """Chunks were used for now: what of their files counts as this process's memory is to count no more. They stay
+        readable, and in the system's memory as long as that has room."""
+        self._advise(numbers, mmap.MADV_DONTNEED)
+
+    def _advise(self, numbers: np.ndarray, advice: int) -> None:
+        records = self._records[numbers]
+        starts = records["offset"].astype(np.int64)
+        sizes = 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
+        pages = starts // mmap.PAGESIZE * mmap.PAGESIZE
+        told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes).tolist(), strict=True)
+        for segment, page, size in told:
+            known = self._maps.get(segment)
+            if known is not None and page < len(known[0]):
+                known[1].madvise(advice, page, min(size, len(known[0]) - page))
 
     def put(self, number: int, chunk: TokenChunk) -> None:
         """Keep a chunk; an OSError where the disk does not take it."""
@@ -186,11 +207,8 @@ class TokenStore:
 
     def _alignment(self, chunk: TokenChunk, ids_at: int) -> tuple[int, int]:
         """Rows of one length are put at multiples of it, so that a reader can take the segment for a matrix of them."""
-        length = int(chunk.offsets[1]) if len(chunk.offsets) > 1 else 0
-        row_bytes = length * self._dtype.itemsize
+        row_bytes = chunk.common_length() * self._dtype.itemsize
         if row_bytes % _ALIGN or not 0 < row_bytes <= _LARGEST_ROW_BYTES:
-            return _ALIGN, 0
-        if (chunk.offsets != np.arange(len(chunk.offsets)) * length).any():
             return _ALIGN, 0
         return row_bytes, -ids_at % row_bytes
 

@@ -153,6 +153,7 @@ class TorchBatches:
         item = next(staging, None)
         if item is not None:
             self._timings.waited(time.perf_counter() - began)
+            self._timings.batches += 1
         return item
 
     def _give_back(self) -> None:
