@@ -389,3 +389,28 @@ def test_no_thread_stays_behind(stores: dict[int, BlockManager], tokenizer: Toke
         assert feeding() == []
         list(DistributedLoader(stores[203], 2, **more))
         assert feeding() == []
+
+
+@pytest.mark.parametrize("world", [4, 3])
+def test_ten_thousand_and_seven_samples_stopped_at_step_151_are_learned_once(
+    tmp_path: Path, tokenizer: Tokenizer, world: int
+) -> None:
+    size = 10_007
+    (tmp_path / "a.jsonl").write_bytes(b"".join(b'{"text": "sample %d"}\n' % number for number in range(size)))
+    ingest(tmp_path / "a.jsonl", tmp_path / "store", 1000)
+    packed: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": LENGTH}
+    for more in ({}, packed):
+        before: list[Any] = []
+        state: dict[str, Any] = {}
+        for rank in range(4):
+            loader = DistributedLoader(tmp_path / "store", 24, 5, rank, 4, **more)
+            before += [batch for _, batch in zip(range(151), loader, strict=False)]
+            state = json.loads(json.dumps(loader.state_dict()))
+        after = []
+        for rank in range(world):
+            loader = DistributedLoader(tmp_path / "store", 24, 5, rank, world, **more)
+            loader.load_state_dict(state)
+            after.append(list(loader))
+        assert len({len(batches) for batches in after}) == 1
+        ids = [int(i) for batch in [*before, *(b for batches in after for b in batches)] for i in batch["sample_ids"]]
+        assert sorted(ids) == list(range(size))

@@ -65,7 +65,8 @@ class GatheredRows:
         self._length = length
         row_bytes = length * dtype.itemsize
         self.offsets = np.arange(len(places) + 1, dtype=np.int64) * length
-        holders = {id(part.holder): part.holder for part in parts}
+        held_by = [part.holder for part in parts]
+        holders = {id(holder): holder for holder in held_by}
         numbers = {key: number for number, key in enumerate(holders)}
         self._holders = [
             holder[: len(holder) // row_bytes * row_bytes].view(dtype).reshape(-1, length)
@@ -74,7 +75,7 @@ class GatheredRows:
         self._rows = np.array([part.at // row_bytes for part in parts], dtype=np.int64)[of_part] + places
         self._holder_of = None
         if len(holders) > 1:
-            self._holder_of = np.array([numbers[id(part.holder)] for part in parts], dtype=np.int64)[of_part]
+            self._holder_of = np.array([numbers[id(holder)] for holder in held_by], dtype=np.int64)[of_part]
 
     def __len__(self) -> int:
         return len(self._rows) * self._length

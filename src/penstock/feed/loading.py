@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError, StorageError
-from penstock.feed.engines import EngineName, choose_engine
+from penstock.feed.engines import Engine, EngineName, ReferenceEngine, fitting_engines
 from penstock.feed.hub_tokenizer import open_hub_tokenizer, refused
 from penstock.feed.tokenizer import Tokenizer
 from penstock.feed.tokenizer_files import DEFINITION, FolderFiles, NamedTokenizer, find_definition, read_tokenizer
 from penstock.feed.tokenizer_name import FORMS, HubName, is_spelled_like_a_path, parse_tokenizer_name
 
-_COMPARED_TEXTS = 200
-_COMPARED_CHARS = 2_000
+_COMPARED_TEXTS = 100
+_COMPARED_CHARS = 1_500
 
 
 def find_tokenizer(spec: str, *, end_of_text: str | None = None) -> NamedTokenizer:
@@ -59,7 +59,7 @@ def _definition_in(files: FolderFiles, spec: str) -> str:
         raise ConfigError(f"{error}{meant}") from error
 
 
-def make_tokenizer(named: NamedTokenizer, engine: EngineName) -> Tokenizer:
+def make_tokenizer(named: NamedTokenizer, engine: EngineName | tuple[ReferenceEngine, Engine]) -> Tokenizer:
     """The tokenizer that was found, on an engine."""
     try:
         return Tokenizer(
@@ -78,7 +78,7 @@ def load_tokenizer(spec: str, blocks: BlockManager | None = None, *, end_of_text
     """A tokenizer, with the fastest engine that gives the reference's ids, also on some of the data set's texts."""
     named = find_tokenizer(spec, end_of_text=end_of_text)
     try:
-        engine = choose_engine(named.definition, first_texts(blocks) if blocks else [])
+        engine = fitting_engines(named.definition, first_texts(blocks) if blocks else [])
     except ConfigError as error:
         raise ConfigError(f"{named.origin}: {error}") from error
     return make_tokenizer(named, engine)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import ConfigError
-from penstock.feed.engines import EngineName, ReferenceEngine, make_engine
+from penstock.feed.engines import Engine, EngineName, ReferenceEngine, make_engine
 
 END_OF_TEXT = "<|endoftext|>"
 _KNOWN_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
@@ -33,7 +34,7 @@ class Tokenizer:
         definition: str,
         *,
         end_of_text: str | None = None,
-        engine: EngineName = "tokenizers",
+        engine: EngineName | tuple[ReferenceEngine, Engine] = "tokenizers",
         chat_templates: Mapping[str, str] | None = None,
         origin: str = "",
     ) -> None:
@@ -42,16 +43,19 @@ class Tokenizer:
         Args:
             definition: The content of a `tokenizer.json`.
             end_of_text: The token that closes a document; found among the usual ones where not given.
-            engine: What does the work; see `engines.choose_engine`.
+            engine: What does the work, by name; or made already, see `engines.fitting_engines`.
             chat_templates: How a chat becomes text, by name; kept, and no part of the fingerprint.
             origin: Where it came from, for people to read.
         """
         self.definition = definition
         self.chat_templates = dict(chat_templates or {})
         self.origin = origin
-        reference = ReferenceEngine(definition)
+        if isinstance(engine, tuple):
+            reference, self._engine = engine
+        else:
+            reference = ReferenceEngine(definition)
+            self._engine: Engine = reference if engine == "tokenizers" else make_engine(engine, definition)
         self._vocabulary = reference.inner
-        self._engine = reference if engine == "tokenizers" else make_engine(engine, definition)
         wanted = (end_of_text,) if end_of_text else _KNOWN_ENDS
         known = ((token, self._vocabulary.token_to_id(token)) for token in wanted)
         found, end_id = next(((token, token_id) for token, token_id in known if token_id is not None), ("", None))
@@ -72,7 +76,7 @@ class Tokenizer:
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.definition, self.end_of_text, self.engine, self.chat_templates, self.origin)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id, so that every id fits; ids may have gaps."""
         return max(self._vocabulary.get_vocab(with_added_tokens=True).values()) + 1
