@@ -64,7 +64,7 @@ class Torchdata:
             shuffle=sampler is None,
             sampler=sampler,
             num_workers=workers,
-            collate_fn=None if alone else _as_tensor,
+            collate_fn=None if alone else _as_tensor,  # pyright: ignore[reportArgumentType]
             persistent_workers=workers > 0,
         )
         if task.get("state"):

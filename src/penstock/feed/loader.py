@@ -49,7 +49,7 @@ class DistributedLoader:
         rank: int | None = None,
         world_size: int | None = None,
         *,
-        tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+        tokenizer: Tokenizer | KnownTokenizer | str | os.PathLike[str] | None = None,
         sequence_length: int | None = None,
         packing: Packing = "concatenate",
         learn: Learn = "all",

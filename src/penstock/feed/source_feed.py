@@ -45,8 +45,8 @@ class FeedSettings:
 class TokenizerChoice:
     """A tokenizer, or what names one: looked for on first use, with the engine that suits a data set."""
 
-    def __init__(self, chosen: Tokenizer | str | os.PathLike[str] | None) -> None:
-        self._chosen: Tokenizer | KnownTokenizer | str | os.PathLike[str] | None = chosen
+    def __init__(self, chosen: Tokenizer | KnownTokenizer | str | os.PathLike[str] | None) -> None:
+        self._chosen = chosen
 
     def find(self, blocks: BlockManager) -> Tokenizer | KnownTokenizer | None:
         if isinstance(self._chosen, str | os.PathLike):
