@@ -1,11 +1,23 @@
-"""What every test has: caches of its own, so that none reads or leaves anything in the user's."""
+"""What every test has: caches of its own, so that none reads or leaves anything in the user's; and, for those that ask,
+one S3 server with a place of its own for each."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
+
+from equipment.servers import S3Server, s3_server
+from penstock.storage import open_storage
+
+KEYS = {
+    "reader": ["Read:data", "List:data"],
+    "writer": ["Read:data", "List:data", "Write:data"],
+    "stranger": ["Read:elsewhere", "List:elsewhere"],
+}
+_numbers = count()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,3 +29,33 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in [name for name in os.environ if name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT")]:
             patch.delenv(name)
         yield
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3") / "server", KEYS) as server:
+        yield server
+
+
+@pytest.fixture
+def place() -> str:
+    """A prefix in a bucket that no other test uses."""
+    return f"test-{next(_numbers)}"
+
+
+@pytest.fixture
+def bucket(s3: S3Server, place: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a place on the S3 server that no other test uses, with the environment to get there."""
+    use_key(monkeypatch, "tester", s3.url)
+    storage = open_storage(f"s3://data/{place}")
+    storage.put("first", b"")  # which makes the bucket, where it is the first
+    storage.delete("first")
+    return storage.url
+
+
+def use_key(environment: pytest.MonkeyPatch, key: str, endpoint: str) -> None:
+    """Have everything go to an endpoint with one of the server's keys, as a user would."""
+    environment.setenv("AWS_ACCESS_KEY_ID", key)
+    environment.setenv("AWS_SECRET_ACCESS_KEY", f"{key}-secret")
+    environment.setenv("AWS_ENDPOINT_URL", endpoint)
+    environment.setenv("AWS_REGION", "us-east-1")

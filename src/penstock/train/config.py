@@ -203,7 +203,9 @@ def resolve(
     tokenizer: Tokenizer,
 ) -> RunConfig:
     """Freeze the settings together with what the data set and the tokenizer turned out to be; paths become absolute."""
-    settled = replace(config, dataset_file=str(Path(config.dataset_file).resolve()))
+    settled = replace(config)
+    if "://" not in config.dataset_file:
+        settled.dataset_file = str(Path(config.dataset_file).resolve())
     if config.ledger:
         settled.ledger = without_secrets(config.ledger)
     if config.log_file:
