@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.exports import opening_lazily
 
 if TYPE_CHECKING:
-    from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
+    from penstock.blocks.ingesting import IngestProgress, ingest, process_raw_dataset_to_blocks
     from penstock.blocks.manager import Block, BlockManager
     from penstock.blocks.manifest import BlockEntry, Manifest
     from penstock.blocks.places import cache_folder
@@ -47,12 +47,12 @@ __getattr__ = opening_lazily(
         "BlockEntry": "manifest",
         "BlockManager": "manager",
         "BlockStore": "store",
-        "IngestProgress": "ingest",
+        "IngestProgress": "ingesting",
         "Manifest": "manifest",
         "cache_folder": "places",
-        "ingest": "ingest",
+        "ingest": "ingesting",
         "prepare_blocks": "raw",
-        "process_raw_dataset_to_blocks": "ingest",
+        "process_raw_dataset_to_blocks": "ingesting",
         "verify_blocks": "verify",
     },
 )

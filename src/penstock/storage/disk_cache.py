@@ -80,7 +80,7 @@ class DiskCache:
         self.capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
         self._state = ""
-        """Empty before it is first used; then ``open``, ``full`` (nothing more is kept, what is here is read), ``off``."""
+        """Empty before it is first used; then ``open``, ``full`` (nothing more is kept, but read), or ``off``."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return DiskCache, (self.folder, self.capacity_bytes)

@@ -236,7 +236,7 @@ class _Ingest:
             if self._storage.get(MANIFEST_KEY) != manifest:
                 raise BlockStoreError(
                     f"{self._storage.url} was finished meanwhile by another writer, and not with the same data: see "
-                    f"what is there with `penstock inspect {self._storage.url} --verify`, and ingest into another folder"
+                    f"what is there with `penstock inspect {self._storage.url} --verify`, and choose another folder"
                 ) from error
 
     def _already_complete(self, *, tidy_up: bool = True) -> Manifest:
