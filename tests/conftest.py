@@ -11,12 +11,15 @@ import pytest
 
 from equipment.servers import S3Server, s3_server
 from penstock.storage import open_storage
+from penstock.storage.retry import Budgets, RetryBudget
 
 KEYS = {
     "reader": ["Read:data", "List:data"],
     "writer": ["Read:data", "List:data", "Write:data"],
     "stranger": ["Read:elsewhere", "List:elsewhere"],
 }
+QUICK = RetryBudget(attempts=12, deadline_s=60.0, first_wait_s=0.01, longest_wait_s=0.05)
+PATIENT = Budgets(metadata=QUICK, data=QUICK, writes=QUICK)
 _numbers = count()
 
 
@@ -51,6 +54,12 @@ def bucket(s3: S3Server, place: str, monkeypatch: pytest.MonkeyPatch) -> str:
     storage.put("first", b"")  # which makes the bucket, where it is the first
     storage.delete("first")
     return storage.url
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trouble is waited out in milliseconds instead of seconds, in this process."""
+    monkeypatch.setattr("penstock.storage.objects.Budgets", lambda: PATIENT)
 
 
 def use_key(environment: pytest.MonkeyPatch, key: str, endpoint: str) -> None:

@@ -210,6 +210,7 @@ def test_a_writers_key_is_enough(
     assert objects(bucket) == whole
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_through_refusals_cut_answers_and_stalls_it_arrives(
     source: Path, whole: dict[str, bytes], bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

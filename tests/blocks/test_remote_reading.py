@@ -205,6 +205,7 @@ def test_no_secret_is_pickled_or_written(store: str, tmp_path: Path) -> None:
 # Trouble and permissions
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_through_trouble_every_row_arrives(store: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_proxy(s3.url, status=0.2, cut=0.1, stall=0.02, stall_s=0.3) as proxy:
         use_key(monkeypatch, "tester", proxy.url)

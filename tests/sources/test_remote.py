@@ -282,6 +282,7 @@ def test_a_killed_ingest_from_a_bucket_into_a_bucket_goes_on_from_its_cursor(
     assert [row for block in range(14) for row in BlockManager(tmp_path / "whole").get_rows(block, 0)] == ROWS * 3
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_through_trouble_every_row_arrives(
     tmp_path: Path, bucket: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
+from conftest import PATIENT
 from equipment.servers import S3Server
 from penstock.storage import ObjectStorage
 from penstock.storage.connection import Timeouts
-from penstock.storage.retry import Budgets, RetryBudget
-
-QUICK = RetryBudget(attempts=12, deadline_s=60.0, first_wait_s=0.01, longest_wait_s=0.05)
-PATIENT = Budgets(metadata=QUICK, data=QUICK, writes=QUICK)
+from penstock.storage.retry import Budgets
 
 MakeStore = Callable[..., ObjectStorage]
 
