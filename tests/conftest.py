@@ -9,17 +9,10 @@ from itertools import count
 
 import pytest
 
+from equipment.buckets import KEYS, PATIENT, use_key
 from equipment.servers import S3Server, s3_server
 from penstock.storage import open_storage
-from penstock.storage.retry import Budgets, RetryBudget
 
-KEYS = {
-    "reader": ["Read:data", "List:data"],
-    "writer": ["Read:data", "List:data", "Write:data"],
-    "stranger": ["Read:elsewhere", "List:elsewhere"],
-}
-QUICK = RetryBudget(attempts=12, deadline_s=60.0, first_wait_s=0.01, longest_wait_s=0.05)
-PATIENT = Budgets(metadata=QUICK, data=QUICK, writes=QUICK)
 _numbers = count()
 
 
@@ -60,11 +53,3 @@ def bucket(s3: S3Server, place: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trouble is waited out in milliseconds instead of seconds, in this process."""
     monkeypatch.setattr("penstock.storage.objects.Budgets", lambda: PATIENT)
-
-
-def use_key(environment: pytest.MonkeyPatch, key: str, endpoint: str) -> None:
-    """Have everything go to an endpoint with one of the server's keys, as a user would."""
-    environment.setenv("AWS_ACCESS_KEY_ID", key)
-    environment.setenv("AWS_SECRET_ACCESS_KEY", f"{key}-secret")
-    environment.setenv("AWS_ENDPOINT_URL", endpoint)
-    environment.setenv("AWS_REGION", "us-east-1")

@@ -13,7 +13,7 @@ import pytest
 
 from blocks.data import all_rows, damages, numbered, write_jsonl
 from blocks.remote_stores import files, objects
-from conftest import use_key
+from equipment.buckets import use_key
 from equipment.faults import each_hit
 from equipment.nursery import Nursery, nursery
 from equipment.proxy import faulty_proxy

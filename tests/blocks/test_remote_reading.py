@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from blocks.data import all_rows, numbered, write_jsonl
-from conftest import use_key
+from equipment.buckets import use_key
 from equipment.processes import python, run
 from equipment.proxy import Proxy, faulty_proxy
 from equipment.servers import S3Server
@@ -187,6 +187,18 @@ def test_nothing_hangs_at_exit_while_something_is_read_ahead(store: str) -> None
     code = "import sys; from penstock import BlockManager; print(len(BlockManager(sys.argv[1]).get_rows(0, 0)))"
     finished = run(python(code, store), timeout_s=30)
     assert (finished.returncode, finished.output.strip()) == (0, "20")
+
+
+def test_a_server_that_stops_answering_holds_nobody_at_exit(store: str, proxy: Proxy) -> None:
+    code = """
+import sys
+from penstock import BlockManager
+print(len(BlockManager(sys.argv[1], dataset_chunk_size=20).get_rows(0, 0)), flush=True)  # and the next is read ahead
+"""
+    proxy.trouble.only, proxy.trouble.stall, proxy.trouble.stall_s = "block_00001", 1.0, 60.0
+    finished = run(python(code, store), timeout_s=30)
+    assert (finished.returncode, finished.output.strip()) == (0, "20")
+    assert [path for _, path, _ in proxy.requests if "block_00001" in path], "it was under way"
 
 
 def test_no_secret_is_pickled_or_written(store: str, tmp_path: Path) -> None:

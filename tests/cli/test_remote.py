@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from conftest import use_key
+from equipment.buckets import use_key
 from equipment.servers import S3Server
 from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store
 from penstock.blocks import ingest

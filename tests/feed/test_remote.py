@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from conftest import use_key
+from equipment.buckets import use_key
 from equipment.proxy import faulty_proxy
 from equipment.servers import S3Server
 from feed.stores import make_loader, make_small_store, plain, small_chunks

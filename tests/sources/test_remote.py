@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from blocks.remote_stores import files, objects
-from conftest import use_key
+from equipment.buckets import use_key
 from equipment.nursery import nursery
 from equipment.proxy import faulty_proxy
 from equipment.servers import S3Server

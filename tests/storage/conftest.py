@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import PATIENT
+from equipment.buckets import PATIENT
 from equipment.servers import S3Server
 from penstock.storage import ObjectStorage
 from penstock.storage.connection import Timeouts

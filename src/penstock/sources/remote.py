@@ -53,7 +53,8 @@ def open_remote(text: str, *, exclude: str | None, options: ReadOptions | None) 
             return _matching(text, address, exclude, options)
         return _file(text, address, options) or _folder(text, address, exclude, options)
     except StorageError as error:
-        raise SourceError(f"{text}: {error}") from error
+        told = str(error)
+        raise SourceError(told if told.startswith(text) else f"{text}: {told}") from error
 
 
 def _web_file(text: str, address: StoreAddress, options: ReadOptions | None) -> FileSource:

@@ -21,8 +21,9 @@ class PinnedStorage:
     def __init__(self, storage: ObjectStorage, listed: Iterable[ObjectInfo] | None = None) -> None:
         """Remember the store; `listed` is all that it holds, where that was asked for already."""
         self._storage = storage
-        self._known = {info.key: info for info in listed or ()}
-        self._knows_all = listed is not None
+        self._listed = {info.key: info for info in listed} if listed is not None else None
+        # S3 lists the versions that it answers with. Others may spell them differently, so there they are asked for.
+        self._known = dict(self._listed or {}) if storage.address.scheme == "s3" else {}
         self._absent: set[str] = set()
 
     @property
@@ -58,14 +59,15 @@ class PinnedStorage:
         return True
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        for info in self._storage.list(prefix):
-            self._known.setdefault(info.key, info)
-            yield self.head(info.key)
+        found = self._storage.list(prefix) if self._listed is None else self._listed.values()
+        for info in found:
+            if info.key.startswith(prefix):
+                yield self.head(info.key)
 
     def _pinned(self, key: str) -> ObjectInfo:
         found = self._known.get(key)
         if found is None:
-            if self._knows_all or key in self._absent:
+            if (self._listed is not None and key not in self._listed) or key in self._absent:
                 raise ObjectNotFound(f"{self.url}/{key} was not there when it was first looked for")
             try:
                 found = self._known.setdefault(key, self._storage.head(key))
