@@ -7,7 +7,8 @@ import time
 import weakref
 from collections.abc import Callable
 
-from penstock.blocks.ingesting import WRITER, IngestProgress, write_blocks
+from penstock.blocks.cutting import IngestProgress
+from penstock.blocks.ingesting import WRITER, write_blocks
 from penstock.blocks.raw import RawDataset
 from penstock.blocks.store import finished_manifest
 from penstock.errors import BlockStoreError, PenstockError, StorageBusy

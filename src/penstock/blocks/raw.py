@@ -13,7 +13,8 @@ from pathlib import Path
 
 import orjson
 
-from penstock.blocks.ingesting import IngestProgress, run_ingest
+from penstock.blocks.cutting import IngestProgress
+from penstock.blocks.ingesting import run_ingest
 from penstock.blocks.manifest import DatasetHeader
 from penstock.blocks.places import cache_folder, is_block_store, is_remote
 from penstock.blocks.request import IngestRequest
