@@ -50,7 +50,7 @@ class TrainingConfig:
     """Settings of a run, free to assign to until `run_training` reads them."""
 
     dataset_file: str = ""
-    """The data set: a block store, a file, a folder, a glob or ``hf://name[:config[:split]]``."""
+    """The data set: a block store, a file, a folder, a glob, ``hf://name[:config[:split]]`` or ``s3://...``."""
     run_dir: str = ""
     """The run's folder; a folder with a run in it resumes that run. Empty: ``runs/<data set's name>``."""
     model: str = "tiny"
