@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from blocks.data import all_rows, numbered, write_jsonl
+from blocks.data import all_rows, damages, numbered, write_jsonl
+from blocks.remote_stores import files
 from equipment.buckets import use_key
 from equipment.processes import python, run
 from equipment.proxy import Proxy, faulty_proxy
 from equipment.servers import S3Server
+from equipment.web import web_server
 from penstock.blocks import BlockManager, BlockStore, ingest, remote
 from penstock.errors import BlockStoreError, ConfigError, CorruptBlockError, StorageError
 from penstock.storage import open_storage
@@ -236,6 +238,21 @@ def test_a_key_that_may_read_reads_and_a_strangers_is_refused(
     with pytest.raises(StorageError, match=r"refused \(403") as caught:
         all_rows(store)
     assert "stranger-secret" not in str(caught.value)
+
+
+def test_a_store_behind_a_plain_web_server_is_read(tmp_path: Path, cache: Path) -> None:
+    ingest(write_jsonl(tmp_path / "rows.jsonl", ROWS), tmp_path / "out", 20)
+    contents = {f"data/store/{name}": data for name, data in files(tmp_path / "out").items()}
+    with web_server(files=contents) as web:
+        assert all_rows(f"{web.url}/data/store") == ROWS
+        assert damages(f"{web.url}/data/store") == {}
+        begun = len(web.requests)
+        assert all_rows(f"{web.url}/data/store") == ROWS
+        assert not [request for request in web.requests[begun:] if request.startswith("GET data/store/blocks")]
+        web.etags = "none"  # what has no version is read, and not kept
+        before = len(list(cache.glob("??/*")))
+        assert all_rows(f"{web.url}/data/store") == ROWS
+        assert len(list(cache.glob("??/*"))) == before
 
 
 def test_a_growing_store_is_read_as_it_grows(tmp_path: Path, bucket: str) -> None:

@@ -177,10 +177,10 @@ class DiskCache:
         self._note_used(used + size)  # before: whoever is killed here has counted too much, never too little
         temp = path.with_name(path.name + TEMP_SUFFIX)
         path.parent.mkdir(exist_ok=True)
-        reach("storage.before_fsync", path.name)
         try:
             with temp.open("wb", buffering=0) as file:
                 _write_all(file.fileno(), _HEAD.pack(_MAGIC, isal_zlib.crc32(payload), len(payload), digest))
+                reach("storage.before_fsync", path.name)  # in the middle
                 _write_all(file.fileno(), payload)
             reach("storage.before_rename", path.name)
             temp.replace(path)
