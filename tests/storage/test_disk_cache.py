@@ -258,6 +258,19 @@ def test_where_nothing_can_be_written_reading_goes_on_with_one_warning(folder: P
     assert pieces(folder) == []
 
 
+def test_the_last_of_the_disk_is_left_to_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(DiskCache, "_free_bytes", lambda _: 300 << 20)
+    cache = DiskCache(folder, PLENTY)
+    for _ in range(2):
+        assert cache.read(OBJECT, 0, SIZE, Remote()) == CONTENT
+    assert pieces(folder) == []
+    assert [record.message.partition("disk: ")[2] for record in caplog.records] == [
+        "its disk is all but full (less than 512 MiB would be left); reading goes on without"
+    ]
+
+
 def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")
     cache = DiskCache(tmp_path / "file" / "cache", PLENTY)
