@@ -92,3 +92,12 @@ except Exception as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("MissingExtraError run_training needs torch: install it with `pip install 'torch")
+
+
+def test_a_name_is_what_it_is_whatever_was_imported_before() -> None:
+    code = """
+import penstock.blocks.background, penstock.blocks.raw, penstock
+from penstock.blocks import IngestProgress, ingest
+assert callable(penstock.ingest) and callable(ingest)
+"""
+    modules_after(code)

@@ -24,7 +24,7 @@ def numbered(count: int) -> list[dict[str, Any]]:
     return [{"text": f"sample {number} " + "x" * (number % 7), "id": number} for number in range(count)]
 
 
-def all_rows(path: Path, chunk_size: int = 3) -> list[dict[str, Any]]:
+def all_rows(path: Path | str, chunk_size: int = 3) -> list[dict[str, Any]]:
     """Every row of a block store, through its chunks, in order."""
     manager = BlockManager(path, dataset_chunk_size=chunk_size)
     return [
@@ -40,7 +40,7 @@ def leftovers(path: Path) -> list[str]:
     return [name for name in tree(path) if "penstock-" in name]
 
 
-def damages(path: Path) -> dict[str, str]:
+def damages(path: Path | str) -> dict[str, str]:
     """What verifying finds: reasons by file."""
     found = verify_blocks(BlockStore.open(path))
     return {damage.file: damage.reason for _, damages in found for damage in damages}

@@ -33,7 +33,7 @@ class SmallLoader(DistributedLoader):
         self.__dict__.update(state)
 
 
-def make_loader(store: Path, batch_size: int = 7, *, packed: bool = False, **more: Any) -> DistributedLoader:
+def make_loader(store: Path | str, batch_size: int = 7, *, packed: bool = False, **more: Any) -> DistributedLoader:
     if packed:
         more = {"tokenizer": TOKENIZER, "sequence_length": LENGTH, **more}
     return SmallLoader(store, batch_size, 3, **more)

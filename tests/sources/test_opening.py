@@ -123,8 +123,8 @@ def test_a_glob_without_a_match_is_told(tmp_path: Path) -> None:
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="missing: no such file or folder"):
         open_source(tmp_path / "missing")
-    with pytest.raises(SourceError, match="s3://bucket/x: expected a file"):
-        open_source("s3://bucket/x")
+    with pytest.raises(SourceError, match="ftp:// is no source: expected a file"):
+        open_source("ftp://server/x")
 
 
 def test_a_tilde_is_the_home_folder_and_only_at_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,41 +1,19 @@
-"""One S3 server for all storage tests, with a place of its own for each that asks."""
+"""Stores on the tests' S3 server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from equipment.servers import S3Server, s3_server
+from equipment.buckets import PATIENT
+from equipment.servers import S3Server
 from penstock.storage import ObjectStorage
 from penstock.storage.connection import Timeouts
-from penstock.storage.retry import Budgets, RetryBudget
-
-KEYS = {
-    "reader": ["Read:data", "List:data"],
-    "writer": ["Read:data", "List:data", "Write:data"],
-    "stranger": ["Read:elsewhere", "List:elsewhere"],
-}
-QUICK = RetryBudget(attempts=12, deadline_s=60.0, first_wait_s=0.01, longest_wait_s=0.05)
-PATIENT = Budgets(metadata=QUICK, data=QUICK, writes=QUICK)
-
-_numbers = count()
+from penstock.storage.retry import Budgets
 
 MakeStore = Callable[..., ObjectStorage]
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3") / "server", KEYS) as server:
-        yield server
-
-
-@pytest.fixture
-def place() -> str:
-    """A prefix in a bucket that no other test uses."""
-    return f"test-{next(_numbers)}"
 
 
 @pytest.fixture

@@ -124,6 +124,20 @@ def test_who_cannot_renew_for_too_long_is_told(make_store: MakeStore, s3: S3Serv
     take(make_store())  # it has run out, though the process that held it lives
 
 
+def test_a_holder_can_ask_whether_it_still_is_one(store: ObjectStorage, quick: None) -> None:
+    def work() -> None:
+        with store.exclusive("lock", purpose="testing") as still_held:
+            still_held()
+            client(store).put(LOCK, theirs())
+            time.sleep(0.5)
+            still_held()
+            raise AssertionError("went on without the lock")
+
+    with pytest.raises(StorageBusy, match=r"lost \(another process took it\), and another process may be writing"):
+        work()
+    client(store).delete(LOCK)
+
+
 def test_an_error_inside_goes_before_a_lost_lock(store: ObjectStorage, quick: None) -> None:
     def work() -> None:
         with store.exclusive("lock", purpose="testing"):

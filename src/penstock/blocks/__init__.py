@@ -8,6 +8,7 @@
     raw source ──► background ingest into the cache ──► BlockManager reads its first blocks meanwhile
 
     BlockStore ──► one chunk = one range of the index + one range of the block, checked by CRC ──► BlockManager
+       far away:   indexes in memory, one request a chunk, through a disk cache that the machine's processes share
 
 Below: `sources` gives the rows, `storage` keeps the bytes. Above: `feed` reads chunks through `BlockManager`. Nothing
 here knows who trains what: that is the ledger's.
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING
 from penstock.exports import opening_lazily
 
 if TYPE_CHECKING:
-    from penstock.blocks.ingest import IngestProgress, ingest, process_raw_dataset_to_blocks
+    from penstock.blocks.cutting import IngestProgress
+    from penstock.blocks.ingesting import ingest, process_raw_dataset_to_blocks
     from penstock.blocks.manager import Block, BlockManager
     from penstock.blocks.manifest import BlockEntry, Manifest
     from penstock.blocks.places import cache_folder
@@ -47,12 +49,12 @@ __getattr__ = opening_lazily(
         "BlockEntry": "manifest",
         "BlockManager": "manager",
         "BlockStore": "store",
-        "IngestProgress": "ingest",
+        "IngestProgress": "cutting",
         "Manifest": "manifest",
         "cache_folder": "places",
-        "ingest": "ingest",
+        "ingest": "ingesting",
         "prepare_blocks": "raw",
-        "process_raw_dataset_to_blocks": "ingest",
+        "process_raw_dataset_to_blocks": "ingesting",
         "verify_blocks": "verify",
     },
 )

@@ -7,7 +7,8 @@ import time
 import weakref
 from collections.abc import Callable
 
-from penstock.blocks.ingest import WRITER, IngestProgress, write_blocks
+from penstock.blocks.cutting import IngestProgress
+from penstock.blocks.ingesting import WRITER, write_blocks
 from penstock.blocks.raw import RawDataset
 from penstock.blocks.store import finished_manifest
 from penstock.errors import BlockStoreError, PenstockError, StorageBusy
@@ -83,10 +84,11 @@ class _Work:
     def _try(self) -> bool:
         storage = LocalStorage(self._raw.store_path)
         try:
-            with storage.exclusive(WRITER, purpose="ingesting"):
+            with storage.exclusive(WRITER, purpose="ingesting") as still_held:
                 if finished_manifest(storage) is None:
                     source = self._raw.open_source()
-                    write_blocks(storage, source, self._raw.header, self._raw.request.on_bad_row, self._get_on)
+                    on_bad_row = self._raw.request.on_bad_row
+                    write_blocks(storage, source, self._raw.header, on_bad_row, self._get_on, still_held)
                 return True
         except StorageBusy:
             return finished_manifest(storage) is not None

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
+
+_GOODBYE_S = 5.0
 
 
 class ChunkCache:
@@ -23,7 +27,7 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
         self._reading: dict[Hashable, Future[bytes]] = {}
-        self._background: ThreadPoolExecutor | None = None
+        self._background: _Background | None = None
         self.size_bytes = 0
 
     def get(self, key: Hashable, read: Callable[[], bytes]) -> bytes:
@@ -45,24 +49,24 @@ class ChunkCache:
 
     def prefetch(self, key: Hashable, read: Callable[[], bytes]) -> None:
         """Begin to read a chunk in the background, unless it is here or on its way. Never raises: `get` will."""
-        from concurrent.futures import Future, ThreadPoolExecutor
+        from concurrent.futures import Future
 
         with self._lock:
             if key in self._kept or key in self._reading:
                 return
             future = self._reading[key] = Future()
             if self._background is None:
-                self._background = ThreadPoolExecutor(1, thread_name_prefix="penstock prefetch")
-            self._background.submit(self._read, key, read, future)
+                self._background = _Background()
+            self._background.submit(lambda: self._read(key, read, future))
 
     def close(self) -> None:
-        """Forget everything and end the background thread."""
+        """Forget everything and end the background thread; what waits for a dead network is not waited for long."""
         with self._lock:
             background, self._background = self._background, None
             self._kept.clear()
             self.size_bytes = 0
         if background is not None:
-            background.shutdown(wait=True)
+            background.end()
 
     def _read(self, key: Hashable, read: Callable[[], bytes], future: Future[bytes]) -> None:
         try:
@@ -85,3 +89,25 @@ class ChunkCache:
         while self.size_bytes > self._capacity_bytes:
             _, dropped = self._kept.popitem(last=False)
             self.size_bytes -= len(dropped)
+
+
+class _Background:
+    """A thread that reads ahead, one thing after the other. It ends with the process, whatever it is waiting for: an
+    executor's thread would be waited for at exit, as long as a server that does not answer is waited for."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="penstock prefetch", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        self._tasks.put(None)
+        self._thread.join(_GOODBYE_S)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            with suppress(Exception):  # told to whoever asks for it
+                task()

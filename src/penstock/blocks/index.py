@@ -11,17 +11,20 @@ ends at entry j's value: one call, no per-sample work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, NoReturn
 
 import numpy as np
 from isal import isal_zlib
 
+from penstock.blocks.manifest import BlockEntry
 from penstock.errors import CorruptBlockError, ObjectNotFound
 from penstock.storage import Storage
 
 _MAGIC = b"PENSIDX1"
 _HEADER_BYTES = 16
-_ENTRY = np.dtype([("offset", "<u8"), ("crc", "<u4")])
+ENTRY = np.dtype([("offset", "<u8"), ("crc", "<u4")])
 
 
 class IndexBuilder:
@@ -39,7 +42,7 @@ class IndexBuilder:
 
     def to_bytes(self) -> bytes:
         count = len(self._lengths)
-        entries = np.zeros(count + 1, dtype=_ENTRY)
+        entries = np.zeros(count + 1, dtype=ENTRY)
         np.cumsum(np.asarray(self._lengths, dtype=np.uint64), out=entries["offset"][1:])
         entries["crc"] = self._crcs
         return _MAGIC + count.to_bytes(8, "little") + entries.tobytes()
@@ -54,59 +57,87 @@ def index_of_lines(lines: Iterable[bytes]) -> bytes:
 
 def index_bytes(sample_count: int) -> int:
     """How long the index of a block is."""
-    return _HEADER_BYTES + (sample_count + 1) * _ENTRY.itemsize
+    return _HEADER_BYTES + (sample_count + 1) * ENTRY.itemsize
 
 
-def check_index(storage: Storage, index_file: str, sample_count: int, size_bytes: int) -> None:
+def check_index(storage: Storage, entry: BlockEntry) -> None:
     """Refuse an index that is not of a block with so many samples and bytes."""
-    head = _range(storage, index_file, 0, _HEADER_BYTES)
-    end = index_bytes(sample_count)
-    last = _range(storage, index_file, end - _ENTRY.itemsize, end + 1)
+    head = _range(storage, entry.index_file, 0, _HEADER_BYTES)
+    end = index_bytes(entry.sample_count)
+    last = _range(storage, entry.index_file, end - ENTRY.itemsize, end + 1)
     count = int.from_bytes(head[8:], "little")
-    told = int.from_bytes(last[:8], "little") if len(last) == _ENTRY.itemsize else -1
-    if head[:8] != _MAGIC or count != sample_count or told != size_bytes:
-        raise CorruptBlockError(
-            f"{storage.url}/{index_file} is not the index of a block with {sample_count} samples and {size_bytes} "
-            f"bytes, as the manifest has it: {_advice(storage)}"
-        )
+    told = int.from_bytes(last[:8], "little") if len(last) == ENTRY.itemsize else -1
+    if head[:8] != _MAGIC or count != entry.sample_count or told != entry.size_bytes:
+        _refuse_index(storage, entry)
 
 
-def read_index(storage: Storage, index_file: str) -> np.ndarray:
-    """All entries of an index, with fields ``offset`` and ``crc``; one more than samples."""
-    raw = _range(storage, index_file, 0, 1 << 62)
-    count = int.from_bytes(raw[8:_HEADER_BYTES], "little")
-    if raw[:8] != _MAGIC or len(raw) != _HEADER_BYTES + (count + 1) * _ENTRY.itemsize:
-        raise CorruptBlockError(f"{storage.url}/{index_file} is not a whole index: {_advice(storage)}")
-    return np.frombuffer(raw, dtype=_ENTRY, offset=_HEADER_BYTES)
+def _refuse_index(storage: Storage, entry: BlockEntry) -> NoReturn:
+    raise CorruptBlockError(
+        f"{storage.url}/{entry.index_file} is not the index of a block with {entry.sample_count} samples and "
+        f"{entry.size_bytes} bytes, as the manifest has it: {advice(storage)}"
+    )
+
+
+def entries_of(raw: bytes, storage: Storage, entry: BlockEntry) -> np.ndarray:
+    """All entries of the index of a block, checked against what the manifest says of the block."""
+    fits = len(raw) == index_bytes(entry.sample_count) and raw[:8] == _MAGIC
+    entries = np.frombuffer(raw, dtype=ENTRY, offset=_HEADER_BYTES) if fits else np.zeros(1, dtype=ENTRY)
+    told = int.from_bytes(raw[8:_HEADER_BYTES], "little"), int(entries[-1]["offset"])
+    if not fits or told != (entry.sample_count, entry.size_bytes):
+        _refuse_index(storage, entry)
+    return entries
 
 
 def read_samples(storage: Storage, block_file: str, index_file: str, start: int, stop: int) -> bytes:
     """The stored lines of samples ``[start, stop)`` of a block: one range of the index, one of the block, checked."""
-    first = _HEADER_BYTES + start * _ENTRY.itemsize
-    last = _HEADER_BYTES + (stop + 1) * _ENTRY.itemsize
+    first = _HEADER_BYTES + start * ENTRY.itemsize
+    last = _HEADER_BYTES + (stop + 1) * ENTRY.itemsize
     raw = _range(storage, index_file, first, last)
     if len(raw) != last - first:
         raise CorruptBlockError(
             f"{storage.url}/{index_file} is too short for samples {start} to {stop} of its block: got "
-            f"{len(raw)} bytes, expected {last - first}: {_advice(storage)}"
+            f"{len(raw)} bytes, expected {last - first}: {advice(storage)}"
         )
-    entries = np.frombuffer(raw, dtype=_ENTRY)
-    begin, end = int(entries["offset"][0]), int(entries["offset"][-1])
-    data = _range(storage, block_file, begin, end) if begin <= end else b""
-    if len(data) != end - begin or isal_zlib.crc32(data, int(entries["crc"][0])) != int(entries["crc"][-1]):
-        raise CorruptBlockError(
-            f"{storage.url}/{block_file}: samples {start} to {stop} of the block (bytes {begin} to {end}) are not what "
-            f"was written: {_advice(storage)}"
-        )
+    entries = np.frombuffer(raw, dtype=ENTRY)
+    place = BytesOfSamples.between(entries[0], entries[-1])
+    data = _range(storage, block_file, place.begin, place.end) if place.begin <= place.end else b""
+    if not place.holds(data):
+        refuse_damaged(storage, block_file, start, stop, place)
     return data
+
+
+@dataclass(frozen=True, slots=True)
+class BytesOfSamples:
+    """Where a range of samples lies in its block, and what its bytes must come to."""
+
+    begin: int
+    end: int
+    crc_before: int
+    crc: int
+
+    @classmethod
+    def between(cls, first: Any, last: Any) -> BytesOfSamples:
+        """From the entry of the first sample to that behind the last."""
+        return cls(int(first["offset"]), int(last["offset"]), int(first["crc"]), int(last["crc"]))
+
+    def holds(self, data: bytes) -> bool:
+        return len(data) == self.end - self.begin and isal_zlib.crc32(data, self.crc_before) == self.crc
+
+
+def refuse_damaged(storage: Storage, block_file: str, start: int, stop: int, place: BytesOfSamples) -> NoReturn:
+    raise CorruptBlockError(
+        f"{storage.url}/{block_file}: samples {start} to {stop} of the block (bytes {place.begin} to {place.end}) are "
+        f"not what was written: {advice(storage)}"
+    )
 
 
 def _range(storage: Storage, file: str, start: int, stop: int) -> bytes:
     try:
         return storage.get_range(file, start, stop)
     except ObjectNotFound as error:
-        raise CorruptBlockError(f"{storage.url}/{file} is missing: {_advice(storage)}") from error
+        raise CorruptBlockError(f"{storage.url}/{file} is missing: {advice(storage)}") from error
 
 
-def _advice(storage: Storage) -> str:
+def advice(storage: Storage) -> str:
+    """What to do about damage."""
     return f"see what else is with `penstock inspect {storage.url} --verify`, and ingest again into a new folder"

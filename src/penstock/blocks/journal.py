@@ -7,18 +7,21 @@ cannot append. A marker is written after its block and index, so a marked block 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import orjson
 
 from penstock.blocks.manifest import BlockEntry, DatasetHeader, SkippedRow
-from penstock.errors import BlockStoreError, ObjectNotFound
+from penstock.errors import BlockStoreError, ObjectNotFound, PreconditionFailed
 from penstock.sources import Cursor
-from penstock.storage import Storage
+from penstock.storage import LocalStorage, Storage
 
 PREFIX = ".ingest/"
 _HEADER_KEY = PREFIX + "header.json"
+_AT_ONCE = 16
 
 T = TypeVar("T")
 
@@ -43,8 +46,13 @@ class Journal:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
-    def begin(self, header: DatasetHeader) -> None:
-        self._storage.put(_HEADER_KEY, orjson.dumps(asdict(header)))
+    def begin(self, header: DatasetHeader) -> DatasetHeader:
+        """Begin a journal; returns the header it has, another writer's where that one was first."""
+        try:
+            put_once(self._storage, _HEADER_KEY, orjson.dumps(asdict(header)))
+        except PreconditionFailed:
+            return self.header() or header
+        return header
 
     def header(self) -> DatasetHeader | None:
         """The header of the ingest under way, or None where none is."""
@@ -60,8 +68,17 @@ class Journal:
     def markers(self) -> list[BlockMarker]:
         """All markers from block 0 on, up to the first that is missing."""
         found: list[BlockMarker] = []
-        while (marker := self.marker(len(found))) is not None:
-            found.append(marker)
+        if isinstance(self._storage, LocalStorage):
+            while (marker := self.marker(len(found))) is not None:
+                found.append(marker)
+            return found
+        with ThreadPoolExecutor(_AT_ONCE) as pool:  # far away, one after the other would take a while
+            while len(found) % _AT_ONCE == 0:
+                several = pool.map(self.marker, range(len(found), len(found) + _AT_ONCE))
+                there = list(takewhile(lambda marker: marker is not None, several))
+                if not there:
+                    break
+                found += [marker for marker in there if marker is not None]
         return found
 
     def forget(self, markers: Sequence[BlockMarker]) -> None:
@@ -88,6 +105,18 @@ class Journal:
                 f"{self._storage.url}/{key} is damaged ({type(error).__name__}: {error}): "
                 "ingest again into a new folder"
             ) from error
+
+
+def put_once(storage: Storage, key: str, data: bytes) -> None:
+    """Write what is written once, under the writer's lock; `PreconditionFailed` where it is there already.
+
+    A local lock ends with its holder, so no condition is needed (nor hard links, which some file systems have not). One
+    on an object store may have been lost unnoticed: the condition is what keeps two writers apart.
+    """
+    if isinstance(storage, LocalStorage):
+        storage.put(key, data)
+    else:
+        storage.put_if_absent(key, data)
 
 
 def _key(block_id: int) -> str:

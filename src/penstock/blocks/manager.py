@@ -13,7 +13,7 @@ import numpy as np
 from penstock.blocks.cache import ChunkCache
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import BlockEntry, Manifest
-from penstock.blocks.places import is_block_store
+from penstock.blocks.places import disk_cache_for, is_block_store
 from penstock.blocks.store import BlockStore, finished_manifest, parse_lines
 from penstock.errors import BlockStoreError, ConfigError, CorruptBlockError
 from penstock.storage import LocalStorage
@@ -66,6 +66,9 @@ class BlockManager:
     stay in memory within `cache_bytes`, and the chunk behind the one asked for is read ahead in the background.
     A store that is still being ingested can be read as it grows.
 
+    A remote store is read by ranges, one request a chunk, and what was read stays in a disk cache that the processes of
+    a machine share (`storage/disk_cache.py`). Credentials come from the environment and are neither kept nor pickled.
+
     A raw file, a folder, a glob or ``hf://...`` becomes a block store in the cache folder (PENSTOCK_CACHE, else
     ``~/.cache/penstock``), in the background: a block that has not landed yet is waited for, and an error of the source
     is raised by whoever waits. Several processes share one such store; one of them writes it.
@@ -78,6 +81,7 @@ class BlockManager:
         dataset_chunk_size: int = 4_000,
         *,
         cache_bytes: int | None = None,
+        disk_cache_bytes: int | None = None,
         prefetch: bool = True,
         wait_timeout_s: float = 1800.0,
         text_column: str | None = None,
@@ -87,10 +91,13 @@ class BlockManager:
         """Remember where the data set is.
 
         Args:
-            dataset_path: A block store, a raw file or folder, a glob, or ``hf://name[:config[:split]]``.
+            dataset_path: A block store, here or on ``s3://bucket/prefix``; a raw file or folder, a glob,
+                ``hf://name[:config[:split]]``, or files on ``s3://`` and ``https://``.
             samples_per_block: What a block of a raw data set holds; a block store brings its own.
             dataset_chunk_size: Samples a chunk where a call does not say.
             cache_bytes: How much of the chunks' stored bytes stays in memory; room for about ten where not given.
+            disk_cache_bytes: How much of remote stores stays on this machine's disk, in the cache folder, shared by its
+                processes; PENSTOCK_DISK_CACHE_BYTES, else 16 GiB, where not given; 0 for nothing.
             prefetch: Whether the next chunk is read ahead.
             wait_timeout_s: How long to wait for a block of a raw data set while nothing moves.
             text_column: Of a raw data set; found by name where not given.
@@ -100,12 +107,14 @@ class BlockManager:
         _check_chunk_size(dataset_chunk_size)
         if samples_per_block < 1:
             raise ConfigError(f"samples_per_block={samples_per_block} cannot hold a sample: expected 1 or more")
-        if cache_bytes is not None and cache_bytes < 0:
-            raise ConfigError(f"cache_bytes={cache_bytes} is no size: expected 0 or more")
+        for name, size in (("cache_bytes", cache_bytes), ("disk_cache_bytes", disk_cache_bytes)):
+            if size is not None and size < 0:
+                raise ConfigError(f"{name}={size} is no size: expected 0 or more")
         self.dataset_path = os.fspath(dataset_path)
         self.samples_per_block = samples_per_block
         self.dataset_chunk_size = dataset_chunk_size
         self.cache_bytes = cache_bytes
+        self.disk_cache_bytes = disk_cache_bytes
         self.prefetch = prefetch
         self.wait_timeout_s = wait_timeout_s
         self._raw_options = {"text_column": text_column, "on_bad_row": on_bad_row, "encoding": encoding}
@@ -114,8 +123,8 @@ class BlockManager:
         self._opened: _Opened | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("cache_bytes", "prefetch", "wait_timeout_s")}
-        chosen |= self._raw_options
+        names = ("cache_bytes", "disk_cache_bytes", "prefetch", "wait_timeout_s")
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in names} | self._raw_options
         # What a raw source turned out to be goes along: another process must not resolve it to a newer version.
         return _rebuild, (self.dataset_path, self.samples_per_block, self.dataset_chunk_size, chosen, self._raw)
 
@@ -310,12 +319,14 @@ class BlockManager:
             if self._opened is None or self._opened.pid != os.getpid():  # threads do not come along when forked
                 if self._raw is None and not is_block_store(self.dataset_path):
                     self._raw = self._resolve()
-                store, background = (
-                    (BlockStore.open(self.dataset_path), None) if self._raw is None else self._begin(self._raw)
-                )
+                store, background = self._named() if self._raw is None else self._begin(self._raw)
                 capacity = self._room_for_ten(store) if self.cache_bytes is None else self.cache_bytes
                 self._opened = _Opened(store, ChunkCache(capacity), background, os.getpid())
             return self._opened
+
+    def _named(self) -> tuple[BlockStore, None]:
+        """Open the block store at the path itself."""
+        return BlockStore.open(self.dataset_path, disk_cache_for(self.dataset_path, self.disk_cache_bytes)), None
 
     def _resolve(self) -> RawDataset:
         from penstock.blocks.raw import resolve_raw

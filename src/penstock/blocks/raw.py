@@ -13,9 +13,10 @@ from pathlib import Path
 
 import orjson
 
-from penstock.blocks.ingest import IngestProgress, run_ingest
+from penstock.blocks.cutting import IngestProgress
+from penstock.blocks.ingesting import run_ingest
 from penstock.blocks.manifest import DatasetHeader
-from penstock.blocks.places import cache_folder, is_block_store
+from penstock.blocks.places import cache_folder, is_block_store, is_remote
 from penstock.blocks.request import IngestRequest
 from penstock.blocks.store import finished_manifest
 from penstock.errors import BlockStoreError, SourceError, StorageError
@@ -36,9 +37,17 @@ class RawDataset:
     request: IngestRequest
 
     def open_source(self) -> Source:
-        return open_source(
+        source = open_source(
             self.spec, exclude=self.store_path, options=self.request.options, pinned=self.header.revision
         )
+        if is_remote(self.spec) and self.header.revision is None:
+            found = self.request.header(source).dataset_id
+            if found != self.header.dataset_id:
+                raise SourceError(
+                    f"{self.spec} has changed since it was opened (got {found}, expected {self.header.dataset_id}): "
+                    "open it again, which takes it as it is now"
+                )
+        return source
 
 
 def resolve_raw(spec: str, request: IngestRequest, cache: Path | None = None) -> RawDataset:
@@ -71,7 +80,7 @@ def _resolve(spec: str, request: IngestRequest, root: Path) -> RawDataset:
             raise
         raise BlockStoreError(
             f"{spec} is not a block store, and no source of one either ({error}): "
-            f"make one with `penstock ingest SOURCE {spec}`, or name a file, a folder, a glob or hf://..."
+            f"make one with `penstock ingest SOURCE {spec}`, or name a file, a folder, a glob, hf://..., s3://... or https://..."
         ) from error
     header = request.header(source)
     name = re.sub(r"[^\w.-]", "_", header.dataset_name)[:60]

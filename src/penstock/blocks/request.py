@@ -49,7 +49,7 @@ class IngestRequest:
         pinned = begun.revision if begun is not None and begun.source == os.fspath(spec) else None
         return open_source(
             spec,
-            exclude=dest.root if isinstance(dest, LocalStorage) else None,
+            exclude=dest.root if isinstance(dest, LocalStorage) else dest.url if dest is not None else None,
             options=self.options,
             pinned=pinned,
             want_text=self.wants_text,

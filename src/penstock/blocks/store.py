@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 
-from penstock.blocks.index import check_index, read_samples
 from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, Manifest
+from penstock.blocks.reading import bytes_of
 from penstock.errors import BlockStoreError, CorruptBlockError, ObjectNotFound
 from penstock.storage import Storage, open_storage
+
+if TYPE_CHECKING:
+    from penstock.storage.disk_cache import DiskCache
 
 _PARSED_BYTES = 32 << 10
 
@@ -21,25 +24,31 @@ _PARSED_BYTES = 32 << 10
 class BlockStore:
     """An open block store, complete or still growing. Safe for threads; pickles to spawned processes.
 
-    Memory: the manifest. A range costs one read of the index and one of the block, the same for the first sample of a
-    block as for the last, and once a block a look at whether its index is the one the manifest means.
+    Memory: the manifest, and of a remote store its indexes within a bound. A range costs the same for the first sample
+    of a block as for the last: of a local store one read of the index and one of the block; of a remote one a request
+    for the block's bytes, or none where they are in the disk cache. Once a block a look at whether its index is the one
+    the manifest means.
     """
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: Storage, manifest: Manifest, disk_cache: DiskCache | None = None) -> None:
         self.storage = storage
         self.manifest = manifest
-        self._known: set[int] = set()
-        """Blocks whose index is of the size that the manifest says."""
+        self._disk_cache = disk_cache
+        self._bytes = bytes_of(storage, manifest.blocks, disk_cache)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BlockStore, (self.storage, self.manifest, self._disk_cache)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> BlockStore:
+    def open(cls, path: str | os.PathLike[str], disk_cache: DiskCache | None = None) -> BlockStore:
+        """Open the store at a path or URL. `disk_cache` is for remote ones, and of no use to a local one."""
         if Path(path).is_file():
             raise BlockStoreError(
                 f"{os.fspath(path)} is a file, not a block store: "
                 f"make one of it with `penstock ingest {os.fspath(path)} DEST`"
             )
         storage = open_storage(path)
-        return cls(storage, read_manifest(storage))
+        return cls(storage, read_manifest(storage), disk_cache)
 
     def block(self, block_id: int) -> BlockEntry:
         """One block's entry; an IndexError's worth of explanation where there is none."""
@@ -73,10 +82,7 @@ class BlockStore:
                 f"samples {start} to {stop} are not in block {block_id}: "
                 f"expected 0 <= start <= stop <= {entry.sample_count}"
             )
-        if block_id not in self._known:
-            check_index(self.storage, entry.index_file, entry.sample_count, entry.size_bytes)
-            self._known.add(block_id)
-        return read_samples(self.storage, entry.file, entry.index_file, start, stop) if stop > start else b""
+        return self._bytes.read(entry, start, stop) if stop > start else b""
 
 
 def parse_lines(data: bytes, entry: BlockEntry, start: int, stop: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.blocks.index import IndexBuilder, index_bytes
@@ -29,15 +29,18 @@ def verify_blocks(store: BlockStore) -> Iterator[tuple[BlockEntry, list[Damage]]
         yield entry, list(_damages(store, entry))
 
 
-def damage_of(storage: Storage, entry: BlockEntry) -> str | None:
-    """What is wrong with a block as far as sizes tell; None where nothing is. Two looks, no reading."""
+def sizes_of_blocks(storage: Storage) -> dict[str, int]:
+    """Bytes of everything where the blocks are. One list."""
+    return {info.key: info.size_bytes for info in storage.list("blocks/")}
+
+
+def damage_of(sizes: Mapping[str, int], entry: BlockEntry) -> str | None:
+    """What is wrong with a block as far as `sizes_of_blocks` tells; None where nothing is."""
     for file, expected in ((entry.file, entry.size_bytes), (entry.index_file, index_bytes(entry.sample_count))):
-        try:
-            size = storage.head(file).size_bytes
-        except ObjectNotFound:
+        if file not in sizes:
             return f"{file} is missing"
-        if size != expected:
-            return f"{file} has {size} bytes, expected {expected}"
+        if sizes[file] != expected:
+            return f"{file} has {sizes[file]} bytes, expected {expected}"
     return None
 
 

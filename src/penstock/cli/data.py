@@ -26,8 +26,11 @@ class OnBadRow(StrEnum):
 
 
 def ingest(
-    source: Annotated[str, typer.Argument(help="A file, a folder, a glob or hf://name[:config[:split]].")],
-    dest: Annotated[str, typer.Argument(help="The folder the block store goes to.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="A file, a folder, a glob, hf://name[:config[:split]], s3://... or https://server/file."),
+    ],
+    dest: Annotated[str, typer.Argument(help="The folder the block store goes to, or s3://bucket/prefix.")],
     block_size: Annotated[int, typer.Option(help="Samples a block.")] = 100_000,
     block_bytes: Annotated[int | None, typer.Option(help="Bytes after which a block closes as well.")] = None,
     text_column: Annotated[str | None, typer.Option(help="The column that holds the text.")] = None,
@@ -68,7 +71,7 @@ def ingest(
 
 
 def inspect(
-    dest: Annotated[str, typer.Argument(help="A block store.")],
+    dest: Annotated[str, typer.Argument(help="A block store, here or on s3://bucket/prefix.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and name every bad file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest's fields as JSON.")] = False,
 ) -> None:

@@ -13,7 +13,7 @@ bench = typer.Typer(help="Measure on your own data and machine.", no_args_is_hel
 
 
 def tokenize(
-    dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob or hf://...")],
+    dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob, hf://... or s3://...")],
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP)],
     folder: Annotated[str | None, typer.Option(help="Where the cache goes; else beside the data set.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -52,7 +52,7 @@ def tokenize(
 
 @bench.command()
 def feed(
-    dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob or hf://...")],
+    dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob, hf://... or s3://...")],
     tokenizer: Annotated[str | None, typer.Option(help=f"{TOKENIZER_HELP} Without, texts are fed.")] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences, or texts, a batch.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 2048,

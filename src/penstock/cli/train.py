@@ -12,7 +12,7 @@ from penstock.cli.output import TOKENIZER_HELP, console, print_json
 
 def train(
     dataset_file: Annotated[
-        str, typer.Option(help="A block store, a file, a folder, a glob or hf://name[:config[:split]].")
+        str, typer.Option(help="A block store, a file, a folder, a glob, hf://name[:config[:split]] or s3://...")
     ],
     run: Annotated[str, typer.Option(help="The run's folder; resumes the run it holds. Default: runs/NAME.")] = "",
     model: Annotated[str, typer.Option(help="tiny, small or counting.")] = "tiny",

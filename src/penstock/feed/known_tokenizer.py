@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from penstock.blocks import BlockManager
+from penstock.blocks import BlockManager, cache_folder
 from penstock.errors import ConfigError, StorageError
 from penstock.storage import LocalStorage
 
@@ -151,8 +151,8 @@ def _load(spec: str, blocks: BlockManager) -> Tokenizer:
 def _key(spec: str, blocks: BlockManager) -> tuple[LocalStorage, str] | None:
     """Where the note of a tokenizer is; None for one that is not in files here."""
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - a name of the Hub is left as it is
-    beside = blocks.store_path
-    if beside is None or not path.exists():
+    beside = blocks.store_path or cache_folder()  # of a data set that is not on these disks
+    if not path.exists():
         return None
     folder, own = (path, []) if path.is_dir() else (path.parent, [path.name])
     told = hashlib.blake2b(f"1\n{spec}\n{blocks.manifest.fingerprint}\n".encode(), digest_size=16)

@@ -1,7 +1,8 @@
 """Rows, from wherever they lie.
 
     spec ──► open_source ──► FileSource ──► readers by suffix ──► RowBatch, RowBatch, ...
-    a path, a folder, a glob            through streams, archives    rows as stored + parsed, with a cursor
+    a path, a folder, a glob,           through streams, archives    rows as stored + parsed, with a cursor
+    hf://, s3://, https://
 
 A source is an ordered, repeatable sequence of rows: `batches(cursor)` goes on from any `Cursor` it has handed out, so
 that an interrupted ingest continues where it stopped. Below: `storage`, which opens the files. Above: `blocks`, which

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, BinaryIO, cast
 
-from penstock.errors import SourceError, StorageError
+from penstock.errors import PreconditionFailed, SourceError, StorageError
 from penstock.sources.base import Cursor, RowBatch, refuse_unless_utf8
 from penstock.sources.formats import FORMATS, ReadOptions, read_file, reads_about, refuse_unknown, suffixes_of
 from penstock.sources.megatron import is_megatron_index, read_sequences
@@ -101,6 +101,8 @@ class FileSource:
                     to_skip = _drop_taken(batch, to_skip)
                     if batch.lines or batch.bad:
                         yield batch
+        except PreconditionFailed as error:  # another version than the one that was pinned
+            raise _changed(key) from error
         except StorageError as error:
             raise SourceError(f"{key}: cannot be read: {error}") from error
         after = self._head(key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from penstock.errors import ObjectNotFound, SourceError, StorageError
 from penstock.sources.archives import is_hidden
 from penstock.sources.base import Source
@@ -12,6 +10,7 @@ from penstock.sources.formats import ReadOptions, can_read
 from penstock.sources.hub_files import choose_files
 from penstock.sources.hub_spec import HubSpec, parse_hub_spec
 from penstock.sources.modalities import refuse_untrainable
+from penstock.sources.patterns import matches
 from penstock.sources.streamed import StreamedSource
 from penstock.storage import HubStorage, LocalStorage, ReadableStorage, open_hub_repository
 
@@ -69,15 +68,7 @@ def _named(storage: ReadableStorage, pattern: str) -> list[str]:
     every = [info.key for info in storage.list()]
     if pattern in every:
         return [pattern]
-    if found := [key for key in every if _match(key.split("/"), wanted)]:
+    if found := [key for key in every if matches(key.split("/"), wanted)]:
         return found
     below = [key for key in every if key.split("/")[: len(wanted)] == wanted]
     return [key for key in below if can_read(key) and not is_hidden(key)]
-
-
-def _match(parts: list[str], wanted: list[str]) -> bool:
-    if not wanted:
-        return not parts
-    if wanted[0] == "**":
-        return any(_match(parts[skip:], wanted[1:]) for skip in range(len(parts) + 1))
-    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and _match(parts[1:], wanted[1:])

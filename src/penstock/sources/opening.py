@@ -18,34 +18,44 @@ from penstock.sources.saved import saved_dataset_files
 from penstock.storage import LocalStorage
 
 _log = logging.getLogger(__name__)
+_REMOTE = ("s3", "s3a", "gs", "az", "azure", "http", "https")
+_EXPECTED = "a file, a folder, a glob, hf://name[:config[:split]], s3://bucket/prefix or https://server/file"
 
 
 def open_source(
     spec: str | os.PathLike[str],
     *,
-    exclude: Path | None = None,
+    exclude: Path | str | None = None,
     options: ReadOptions | None = None,
     pinned: str | None = None,
     want_text: bool = False,
 ) -> Source:
-    """Open a file, a folder (recursively, sorted, without hidden and linked folders), a glob, or ``hf://...``.
+    """Open a file, a folder (recursively, sorted, without hidden and linked folders), a glob, ``hf://...``, or what a
+    bucket (``s3://``, ``gs://``, ``az://``) or a web server (``https://``) holds.
 
     Args:
         spec: What the user wrote.
-        exclude: A folder never to read from: where the output goes. A single file is what it is, wherever it lies.
+        exclude: A folder or a URL never to read from: where the output goes. A single file is what it is, wherever it
+            lies.
         options: How files are read.
         pinned: `Source.pinned` of an earlier opening, to get that very version again.
         want_text: Refuse what is known to hold no text.
     """
     text = os.fspath(spec)
     if not text:
-        raise SourceError("the source is empty: expected a file, a folder, a glob or hf://name[:config[:split]]")
+        raise SourceError(f"the source is empty: expected {_EXPECTED}")
     if text.startswith(SCHEME):
         from penstock.sources.hub import open_hub
 
         return open_hub(text, options=options, pinned=pinned, want_text=want_text)
-    if "://" in text and not text.startswith("file://"):
-        raise SourceError(f"{text}: expected a file, a folder, a glob or hf://name[:config[:split]]")
+    scheme, is_url, _ = text.partition("://")
+    if is_url and scheme in _REMOTE:
+        from penstock.sources.remote import open_remote
+
+        return open_remote(text, exclude=exclude if isinstance(exclude, str) else None, options=options)
+    if is_url and scheme != "file":
+        raise SourceError(f"{scheme}:// is no source: expected {_EXPECTED}")
+    folder = exclude if isinstance(exclude, Path) else None
     path = Path(text.removeprefix("file://"))
     if text.startswith("~/"):
         path = path.expanduser()
@@ -53,18 +63,18 @@ def open_source(
         storage = LocalStorage(path.parent)
         return FileSource(spec=text, name=_stem(path), storage=storage, keys=[path.name], options=options)
     if path.is_dir():
-        saved = saved_dataset_files(path)
+        saved = saved_dataset_files(LocalStorage(path))
         if saved is not None:
             storage = LocalStorage(path)
             return FileSource(spec=text, name=_stem(path.resolve()), storage=storage, keys=saved, options=options)
-        return _from_folder(text, path, _files_below(path), exclude, options, only_known=True)
+        return _from_folder(text, path, _files_below(path), folder, options, only_known=True)
     if glob.has_magic(text):
         root = Path(*_fixed_parts(path))
         found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute patterns
         if "**" in path.parts:
             found = _each_once(found)
         if any(file.is_file() for file in found):
-            return _from_folder(text, root, found, exclude, options, only_known=False)
+            return _from_folder(text, root, found, folder, options, only_known=False)
         raise SourceError(f"{text}: the pattern matches no file")
     if path.exists():
         raise SourceError(f"{text}: not a regular file: save what it gives to a file first")

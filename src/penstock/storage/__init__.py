@@ -2,8 +2,11 @@
 
     caller ── key ──► Storage ──► LocalStorage     local folder: objects are files; temp file, fsync, rename
                                   ObjectStorage    S3, R2, GCS, Azure, HTTP: same contract, same tests
-                  ReadableStorage HubStorage       a Hub repository's files at one commit
+                  ReadableStorage PinnedStorage    files of an object store, each at the version first seen
+                                  HubStorage       a Hub repository's files at one commit
                                   EndpointStorage  one data set on several endpoints: round robin, failover
+
+    DiskCache: pieces of remote objects on this machine's disk, for whoever reads an object store again and again
 
     ObjectStorage ── retry.py ──► client.py (one request, tried once) ──► obstore ──► answers.py (what it meant)
 
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING
 from penstock.exports import opening_lazily
 
 if TYPE_CHECKING:
-    from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, Storage
+    from penstock.storage.base import ObjectInfo, ObjectWriter, ReadableStorage, StillHeld, Storage
     from penstock.storage.buckets import load_bucket_secrets
     from penstock.storage.endpoints import EndpointStorage
     from penstock.storage.hub import HubStorage, is_offline, open_hub_repository, search_hub
@@ -34,6 +37,7 @@ __all__ = [
     "ObjectStorage",
     "ObjectWriter",
     "ReadableStorage",
+    "StillHeld",
     "Storage",
     "is_offline",
     "load_bucket_secrets",
@@ -52,6 +56,7 @@ __getattr__ = opening_lazily(
         "ObjectStorage": "objects",
         "ObjectWriter": "base",
         "ReadableStorage": "base",
+        "StillHeld": "base",
         "Storage": "base",
         "is_offline": "hub",
         "load_bucket_secrets": "buckets",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, runtime_checkable
@@ -19,6 +19,10 @@ class ObjectInfo:
     looking alone does not tell: a local folder names it only to `get_with_info` and conditional puts."""
     modified: str | None = field(default=None, compare=False)
     """Another one whenever the object was written again; says nothing across machines. None where it cannot change."""
+
+
+StillHeld = Callable[[], None]
+"""Raises `StorageBusy` once a lock is another's, or may be."""
 
 
 class ObjectWriter(Protocol):
@@ -112,9 +116,10 @@ class Storage(ReadableStorage, Protocol):
         An object store keeps the parts of a killed upload out of sight and of reach: a lifecycle rule removes them."""
         ...
 
-    def exclusive(self, name: str, *, purpose: str) -> AbstractContextManager[None]:
+    def exclusive(self, name: str, *, purpose: str) -> AbstractContextManager[StillHeld]:
         """Hold the lock `name` of this store, or raise `StorageBusy`; it ends with the process, even a killed one.
 
         On an object store that takes up to half a minute where the killed one was on another machine, and a holder
-        that was cut off for so long loses the lock: leaving the block then raises `StorageBusy`."""
+        that was cut off for so long loses the lock: leaving the block then raises `StorageBusy`, and so does what the
+        block is given, which costs nothing to call: ask it before whatever another holder must not see written."""
         ...

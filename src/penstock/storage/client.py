@@ -21,6 +21,8 @@ _STREAM_FROM_BYTES = 4 << 20
 """Above this a body is taken in pieces, so that what arrived of one that breaks off is kept."""
 _PIECE_BYTES = 1 << 20
 _LAST_BYTE = (1 << 63) - 1
+_WEAK = "W/"
+"""How an ETag begins that tells content, not bytes: no condition may be put on it, so it is compared."""
 PUT_MARK = "penstockput"
 """The attribute by which a conditional put whose answer was lost recognises itself."""
 
@@ -91,7 +93,7 @@ class ObjectClient:
             options["range"] = (first, min(partial.stop, _LAST_BYTE))
         elif first:
             options["range"] = {"offset": first}
-        if partial.version is not None:
+        if partial.version is not None and not partial.version.startswith(_WEAK):
             options["if_match"] = self._split(partial.version)[0]
         path = self.address.path(key)
         store = self._store()
@@ -107,10 +109,13 @@ class ObjectClient:
             raise StorageError(
                 f"{what}: asked for bytes from {first}, got them from {begins}: ranges are not kept here"
             )
-        if partial.info is not None and partial.info.size_bytes != meta["size"]:
+        info = self._info(key, meta)
+        if partial.pinned is not None and info.version != partial.pinned:  # a server that knows no conditions
+            raise PreconditionFailed(f"{what}: asked for version {partial.pinned}, got {info.version}")
+        if partial.info is not None and (partial.info.size_bytes, partial.version) != (info.size_bytes, info.version):
             partial.begin_again()
             raise TransientStoreError(f"{what} changed while it was read")
-        partial.info = self._info(key, meta)
+        partial.info = info
         before = partial.arrived
         if ends - begins < _STREAM_FROM_BYTES:
             partial.add(call(lambda: bytes(result.bytes()), what))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ObjectNotFound, PreconditionFailed, StorageBusy, StorageError, TransientStoreError
+from penstock.storage.base import StillHeld
 from penstock.storage.client import ObjectClient, PartialRead
 from penstock.storage.keys import LOCK_SUFFIX, check_key
 from penstock.storage.retry import RetryBudget, with_retries
@@ -36,14 +37,22 @@ _TURNS = 20
 
 
 @contextmanager
-def leased(client: ObjectClient, name: str, *, purpose: str, budget: RetryBudget) -> Iterator[None]:
+def leased(client: ObjectClient, name: str, *, purpose: str, budget: RetryBudget) -> Iterator[StillHeld]:
     """Hold the lock `name`, or raise `StorageBusy`; see `Storage.exclusive`."""
     check_key(name)
     lease = _Lease(client, name + LOCK_SUFFIX, purpose, budget)
     lease.take()
     lease.keep()
+
+    def still_held() -> None:
+        if lost := lease.lost_by_now():
+            raise StorageBusy(
+                f"{client.address.url}: the lock {name} was lost ({lost}), and another process may be writing: run it "
+                "again once that one has ended"
+            )
+
     try:
-        yield
+        yield still_held
     finally:
         lease.leave()
     if lease.lost:
@@ -113,8 +122,7 @@ class _Lease:
     def leave(self) -> None:
         self._ended.set()
         self._thread.join()
-        if not self.lost and not self._is_good():
-            self.lost = f"not renewed for {time.monotonic() - self._renewed_at:.0f} s"
+        self.lost = self.lost_by_now()
         if self.lost:
             return
         try:
@@ -123,6 +131,12 @@ class _Lease:
             return
         except StorageError as error:  # what was done under the lock is done
             _log.warning("the lock is not given back and runs out in %.0f s: %s", LEASE_S, error)
+
+    def lost_by_now(self) -> str:
+        """Why it is not ours any more, or may not be; empty where it is."""
+        if self.lost or self._is_good():
+            return self.lost
+        return f"not renewed for {time.monotonic() - self._renewed_at:.0f} s"
 
     def _try_to_create(self) -> _Found | None:
         """None where the lock is ours now; else who holds it."""
@@ -174,8 +188,8 @@ class _Lease:
             except StorageError as error:
                 self.lost = str(error)
                 return
-            if not self._is_good():
-                self.lost = f"not renewed for {time.monotonic() - self._renewed_at:.0f} s"
+            self.lost = self.lost_by_now()
+            if self.lost:
                 return
 
     def _is_good(self) -> bool:

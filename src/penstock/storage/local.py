@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from penstock.errors import ObjectNotFound, PreconditionFailed
 from penstock.faults import reach
-from penstock.storage.base import ObjectInfo
+from penstock.storage.base import ObjectInfo, StillHeld
 from penstock.storage.files import TranslatingFile, create_in, drop_empty_folders, fsync_folder, read_range, translated
 from penstock.storage.keys import LOCK_SUFFIX, RESERVED, TEMP_SUFFIX, check_key, check_offset, check_prefix, check_range
 from penstock.storage.locks import file_lock, waiting_file_lock
@@ -142,11 +142,11 @@ class LocalStorage:
         return len(leftovers)
 
     @contextmanager
-    def exclusive(self, name: str, *, purpose: str) -> Iterator[None]:
+    def exclusive(self, name: str, *, purpose: str) -> Iterator[StillHeld]:
         path = self._path(name)
         try:
             with file_lock(path.with_name(path.name + LOCK_SUFFIX), holding=self.url, purpose=purpose):
-                yield
+                yield _still_held
         finally:
             drop_empty_folders(path.parent, self.root)
 
@@ -222,6 +222,10 @@ class _LocalWriter:
         reach("storage.after_rename", self._key)
         fsync_folder(self._path.parent)
         reach("storage.after_put", self._key)
+
+
+def _still_held() -> None:
+    """What flock gave ends with its holder, and no sooner."""
 
 
 def _named(key: str, data: bytes) -> ObjectInfo:

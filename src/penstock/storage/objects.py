@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeVar
 from penstock.errors import ObjectNotFound, PreconditionFailed, TransientStoreError
 from penstock.faults import reach
 from penstock.storage.address import Options, StoreAddress, parse_address
-from penstock.storage.base import ObjectInfo
+from penstock.storage.base import ObjectInfo, StillHeld
 from penstock.storage.client import ObjectClient, PartialRead
 from penstock.storage.connection import Timeouts
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
@@ -71,16 +71,33 @@ class ObjectStorage:
         self._read(key, partial)
         return partial.joined()
 
+    def get_range_of(self, info: ObjectInfo, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of the very object that `info` tells of; `PreconditionFailed` where it was written
+        since. Where the store names no versions, size and time of writing tell."""
+        check_range(self._client.what(info.key), start, stop)
+        if start >= min(stop, info.size_bytes):
+            return b""
+        partial = PartialRead(start, stop, version=info.version)
+        self._read(info.key, partial)
+        got = partial.info
+        if info.version is None and got is not None:
+            expected = f"{info.size_bytes} bytes of {info.modified}"
+            found = f"{got.size_bytes} bytes of {got.modified}"
+            if found != expected:
+                raise PreconditionFailed(
+                    f"{self._client.what(info.key)} was written again: expected {expected}, got {found}"
+                )
+        return partial.joined()
+
     def reader(self, key: str, start: int = 0) -> BinaryIO:
         check_offset(self._client.what(key), start)
-        info = self.head(key)
+        return self.reader_of(self.head(key), start)
 
-        def fetch(first: int, stop: int) -> bytes:
-            partial = PartialRead(first, stop, version=info.version)
-            self._read(key, partial)
-            return partial.joined()
-
-        return open_ranged(info, self._client.what(key), fetch, start)
+    def reader_of(self, info: ObjectInfo, start: int = 0) -> BinaryIO:
+        """`reader` of the very object that `info` tells of; see `get_range_of`."""
+        what = self._client.what(info.key)
+        check_offset(what, start)
+        return open_ranged(info, what, lambda first, stop: self.get_range_of(info, first, stop), start)
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
@@ -162,7 +179,7 @@ class ObjectStorage:
         check_prefix(prefix)
         return 0
 
-    def exclusive(self, name: str, *, purpose: str) -> AbstractContextManager[None]:
+    def exclusive(self, name: str, *, purpose: str) -> AbstractContextManager[StillHeld]:
         return leased(self._client, name, purpose=purpose, budget=self.budgets.metadata)
 
     def _put(self, key: str, data: bytes) -> None:

@@ -50,7 +50,7 @@ class TrainingConfig:
     """Settings of a run, free to assign to until `run_training` reads them."""
 
     dataset_file: str = ""
-    """The data set: a block store, a file, a folder, a glob or ``hf://name[:config[:split]]``."""
+    """The data set: a block store, a file, a folder, a glob, ``hf://name[:config[:split]]`` or ``s3://...``."""
     run_dir: str = ""
     """The run's folder; a folder with a run in it resumes that run. Empty: ``runs/<data set's name>``."""
     model: str = "tiny"
@@ -203,7 +203,9 @@ def resolve(
     tokenizer: Tokenizer,
 ) -> RunConfig:
     """Freeze the settings together with what the data set and the tokenizer turned out to be; paths become absolute."""
-    settled = replace(config, dataset_file=str(Path(config.dataset_file).resolve()))
+    settled = replace(config)
+    if "://" not in config.dataset_file:
+        settled.dataset_file = str(Path(config.dataset_file).resolve())
     if config.ledger:
         settled.ledger = without_secrets(config.ledger)
     if config.log_file:

@@ -1,35 +1,23 @@
-"""From a source to a block store: resumable, and byte-identical however often it was interrupted."""
+"""Cuts a source into blocks under the writer's lock: begins, goes on, or finds everything done."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from penstock.blocks.journal import PREFIX, BlockMarker, Journal
+from penstock.blocks.journal import PREFIX, BlockMarker, Journal, put_once
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, DatasetHeader, Manifest, SkippedRow
-from penstock.blocks.request import IngestRequest, OnBadRow
-from penstock.blocks.store import read_manifest
-from penstock.blocks.verify import damage_of
+from penstock.blocks.request import OnBadRow
+from penstock.blocks.store import finished_manifest, read_manifest
+from penstock.blocks.verify import damage_of, sizes_of_blocks
 from penstock.blocks.writer import BlockWriter
-from penstock.errors import BadRowError, BlockStoreError, CorruptBlockError, differences
-from penstock.sources import (
-    BadRow,
-    Cursor,
-    ReadOptions,
-    RowBatch,
-    Source,
-    set_textless_rows_aside,
-    set_tokenless_rows_aside,
-)
-from penstock.storage import Storage, open_storage
+from penstock.errors import BadRowError, BlockStoreError, CorruptBlockError, PreconditionFailed, differences
+from penstock.sources import BadRow, Cursor, RowBatch, Source, set_textless_rows_aside, set_tokenless_rows_aside
+from penstock.storage import StillHeld, Storage
 
 _log = logging.getLogger(__name__)
-
-WRITER = PREFIX + "writer"
-"""Name of the lock that a store's writer holds."""
 
 LISTED_SKIPPED_ROWS = 1000
 """How many skipped rows a manifest lists by name; all are counted."""
@@ -47,110 +35,12 @@ class IngestProgress:
     bytes_total: int | None
 
 
-def ingest(
-    source: str | os.PathLike[str] | Source,
-    dest: str | os.PathLike[str],
-    block_size: int = 100_000,
-    block_bytes: int | None = None,
-    *,
-    text_column: str | None = None,
-    token_column: str | None = None,
-    no_text: bool = False,
-    on_bad_row: OnBadRow = "stop",
-    encoding: str | None = None,
-    whole_files: bool = False,
-    tokens_per_sample: int | None = None,
-    token_dtype: str | None = None,
-    dataset_name: str | None = None,
-    on_progress: Callable[[IngestProgress], None] | None = None,
-) -> Manifest:
-    """Write `source` as a block store at `dest`, or finish one begun earlier with the same source and options.
+class BlockCutter:
+    """One ingest under the writer's lock.
 
-    Args:
-        source: A file, a folder, a glob, ``hf://name[:config[:split]]``, or an open `Source`.
-        dest: Where the block store goes.
-        block_size: Samples a block; a block also closes once it holds `block_bytes`.
-        block_bytes: Bytes after which a block closes, so that huge rows make small blocks.
-        text_column: The column holding the text; found by name where not given.
-        token_column: The column holding token ids, where the source came tokenised; ``input_ids`` is found by itself
-            where there is no text.
-        no_text: Store rows of any modality; `get_rows` works on them, `get_chunk` refuses.
-        on_bad_row: ``stop`` raises at the first bad row, with all blocks before it kept; ``skip`` counts and lists
-            them.
-        encoding: Encoding of text files; UTF-8 where not given.
-        whole_files: Make one sample of each .txt file instead of one of each line.
-        tokens_per_sample: How many tokens of a .bin or flat .npy file make a sample; 2048 where not given.
-        token_dtype: What numbers a .bin file holds; uint16 where neither this nor the file says.
-        dataset_name: Defaults to the source's stem.
-        on_progress: Called as the ingest goes.
-
-    Returns:
-        The manifest of the complete data set.
-
-    Costs one pass over the source and memory for one batch of rows plus one block's index. Running it again on a
-    complete store changes nothing. Two writers on one store: the second gets `StorageBusy`.
+    Where that lock is a lease, it may be lost unnoticed for a moment. Then two writers of the same data write the same
+    bytes; header and manifest are put on condition that there is none, so that a writer of other data is refused.
     """
-    request = IngestRequest(
-        block_size=block_size,
-        block_bytes=block_bytes,
-        text_column=text_column,
-        token_column=token_column,
-        no_text=no_text,
-        on_bad_row=on_bad_row,
-        dataset_name=dataset_name,
-        options=ReadOptions(
-            encoding=encoding,
-            whole_files=whole_files,
-            tokens_per_sample=tokens_per_sample,
-            token_dtype=token_dtype,
-        ),
-    )
-    storage = open_storage(dest)
-    if isinstance(source, str | os.PathLike):
-        if (finished := request.finished(source, storage)) is not None:
-            _refuse_damaged(storage, finished)
-            if on_progress is not None:
-                on_progress(_progress_of(finished))
-            return finished
-        source = request.open(source, storage)
-    return run_ingest(storage, source, request.header(source), on_bad_row, on_progress)
-
-
-def run_ingest(
-    storage: Storage,
-    source: Source,
-    header: DatasetHeader,
-    on_bad_row: OnBadRow,
-    on_progress: Callable[[IngestProgress], None] | None,
-) -> Manifest:
-    """Write or finish the data set that `header` describes, as the store's only writer."""
-    with storage.exclusive(WRITER, purpose="ingesting"):
-        return write_blocks(storage, source, header, on_bad_row, on_progress)
-
-
-def write_blocks(
-    storage: Storage,
-    source: Source,
-    header: DatasetHeader,
-    on_bad_row: OnBadRow,
-    on_progress: Callable[[IngestProgress], None] | None,
-) -> Manifest:
-    """`run_ingest` for a caller that holds the lock `WRITER` of the store."""
-    return _Ingest(storage, source, header, on_bad_row, on_progress).run()
-
-
-def process_raw_dataset_to_blocks(
-    input_path: str | os.PathLike[str],
-    output_dir: str | os.PathLike[str],
-    dataset_name: str | None = None,
-    block_size: int = 100_000,
-) -> dict[str, Any]:
-    """Cut a raw data set into blocks; returns the manifest as a dict. The small face of `ingest`."""
-    return ingest(input_path, output_dir, block_size, dataset_name=dataset_name).as_dict()
-
-
-class _Ingest:
-    """One ingest under the writer's lock."""
 
     def __init__(
         self,
@@ -159,8 +49,10 @@ class _Ingest:
         header: DatasetHeader,
         on_bad_row: OnBadRow,
         on_progress: Callable[[IngestProgress], None] | None,
+        still_held: StillHeld = lambda: None,
     ) -> None:
         self._storage = storage
+        self._still_held = still_held
         self._source = source
         self._header = header
         self._on_bad_row = on_bad_row
@@ -177,9 +69,8 @@ class _Ingest:
     def run(self) -> Manifest:
         for prefix in ("blocks/", PREFIX, MANIFEST_KEY):  # other parts of the data set have other writers
             self._storage.discard_unfinished(prefix)
-        if self._storage.exists(MANIFEST_KEY):
+        if self._storage.exists(MANIFEST_KEY) or not self._resume_or_begin():
             return self._already_complete()
-        self._resume_or_begin()
         try:
             for batch in self._source.batches(self._cursor):
                 self._take(batch)
@@ -191,33 +82,59 @@ class _Ingest:
                 self._writer.__exit__(type(error), error, error.__traceback__)
             raise
         manifest = self._manifest()
-        self._storage.put(MANIFEST_KEY, manifest.to_json())
+        self._seal(manifest.to_json())
         self._journal.remove()
         if not manifest.total_samples:
             _log.warning("%s holds no samples: %s is complete and empty", self._source.spec, self._storage.url)
         self._report("complete", None)
         return manifest
 
-    def _already_complete(self) -> Manifest:
+    def found_complete(self) -> Manifest | None:
+        """The manifest of this very data set, complete and tidied up; None where there is none. Writes nothing."""
+        finished = finished_manifest(self._storage)
+        if finished is None or self._journal.header() is not None:
+            return None
+        return self._already_complete(tidy_up=False)
+
+    def _seal(self, manifest: bytes) -> None:
+        """Make the data set complete, unless another writer did so with the very same bytes."""
+        self._still_held()
+        try:
+            put_once(self._storage, MANIFEST_KEY, manifest)
+        except PreconditionFailed as error:
+            if self._storage.get(MANIFEST_KEY) != manifest:
+                raise BlockStoreError(
+                    f"{self._storage.url} was finished meanwhile by another writer, and not with the same data: see "
+                    f"what is there with `penstock inspect {self._storage.url} --verify`, and choose another folder"
+                ) from error
+
+    def _already_complete(self, *, tidy_up: bool = True) -> Manifest:
         manifest = read_manifest(self._storage)
         self._refuse_other(manifest.header)
-        _refuse_damaged(self._storage, manifest)
-        self._journal.remove()
+        refuse_damaged(self._storage, manifest)
+        if tidy_up:
+            self._journal.remove()
         self._entries = manifest.blocks
         self._skipped_count = manifest.skipped_count
         self._report("already complete", None)
         return manifest
 
-    def _resume_or_begin(self) -> None:
+    def _resume_or_begin(self) -> bool:
+        """Whether there is something left to do; False where another writer has finished meanwhile."""
         begun = self._journal.header()
-        if begun is None:
-            if any(True for prefix in ("blocks/", PREFIX) for _ in self._storage.list(prefix)):
+        if begun is None and any(True for prefix in ("blocks/", PREFIX) for _ in self._storage.list(prefix)):
+            begun = self._journal.header()  # another writer may have begun in between, or be through
+            if begun is None and self._storage.exists(MANIFEST_KEY):
+                return False
+            if begun is None:
                 raise BlockStoreError(
                     f"{self._storage.url} has a blocks or {PREFIX} folder but neither manifest nor journal: "
                     "it is not a block store that penstock began; choose another folder"
                 )
-            self._journal.begin(self._header)
-            return
+        if begun is None:
+            begun = self._journal.begin(self._header)
+            if begun == self._header:
+                return True
         self._refuse_other(begun)
         self._header = begun
         markers = self._sound(self._journal.markers())
@@ -229,13 +146,15 @@ class _Ingest:
             self._first_file = self._cursor.file
             self._skipped_count = markers[-1].skipped_count
         self._report("resumed", self._cursor)
+        return True
 
     def _sound(self, markers: list[BlockMarker]) -> list[BlockMarker]:
         """The first blocks of an ingest begun before that are still what they were, from files that are; drops the
         others, to write them again."""
         first_file = 0
+        sizes = sizes_of_blocks(self._storage) if markers else {}
         for number, marker in enumerate(markers):
-            problem = damage_of(self._storage, marker.entry)
+            problem = damage_of(sizes, marker.entry)
             stamp = self._source.stamp(first_file, marker.cursor.file)
             if not problem and marker.stamp is not None and stamp != marker.stamp:
                 problem = "the files it was read from were written since"
@@ -320,6 +239,7 @@ class _Ingest:
     def _close_block(self, cursor: Cursor) -> None:
         assert self._writer is not None
         writer, self._writer = self._writer, None
+        self._still_held()
         writer.__exit__(None, None, None)
         entry = writer.finish()
         listed = self._skipped[self._listed_before :]
@@ -367,20 +287,11 @@ class _Ingest:
         )
 
 
-def _refuse_damaged(storage: Storage, manifest: Manifest) -> None:
+def refuse_damaged(storage: Storage, manifest: Manifest) -> None:
+    """Refuse a complete store whose blocks have other sizes than they should."""
+    sizes = sizes_of_blocks(storage)
     for entry in manifest.blocks:
-        if problem := damage_of(storage, entry):
+        if problem := damage_of(sizes, entry):
             raise CorruptBlockError(
                 f"{storage.url} is complete, but {problem}: restore it, or ingest again into a new folder"
             )
-
-
-def _progress_of(finished: Manifest) -> IngestProgress:
-    return IngestProgress(
-        state="already complete",
-        samples=finished.total_samples,
-        blocks=finished.total_blocks,
-        skipped=finished.skipped_count,
-        bytes_read=None,
-        bytes_total=None,
-    )
