@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.blocks.cache import ChunkCache
-from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import BlockEntry, Manifest
 from penstock.blocks.places import disk_cache_for, is_block_store
 from penstock.blocks.store import BlockStore, finished_manifest, parse_lines
@@ -344,6 +343,8 @@ class BlockManager:
             return BlockStore.open(raw.store_path), None
 
         def has_begun() -> bool:
+            from penstock.blocks.journal import Journal
+
             return Journal(storage).header() is not None or finished_manifest(storage) is not None
 
         from penstock.blocks.background import BackgroundIngest

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import BlockStoreError, ConfigError
-from penstock.storage import LocalStorage, open_storage
+from penstock.storage import LocalStorage, Storage, open_storage
 
 if TYPE_CHECKING:
     from penstock.storage.disk_cache import DiskCache
@@ -63,14 +62,20 @@ def is_block_store(path: str) -> bool:
         return False
     storage = open_storage(path)
     if is_remote(path):
-        if storage.exists(MANIFEST_KEY) or Journal(storage).header() is not None:
+        if storage.exists(MANIFEST_KEY) or _is_begun(storage):
             return True
     elif not isinstance(storage, LocalStorage) or not storage.root.is_dir():
         return False
-    elif storage.exists(MANIFEST_KEY) or Journal(storage).header() is not None:
+    elif storage.exists(MANIFEST_KEY) or _is_begun(storage):
         return True
     if storage.exists("blocks/block_00000.idx"):
         raise BlockStoreError(
             f"{path} has blocks and neither manifest nor journal: restore block_manifest.json, or ingest again"
         )
     return False
+
+
+def _is_begun(storage: Storage) -> bool:
+    from penstock.blocks.journal import Journal  # here, because opening a complete store must not wait for it
+
+    return Journal(storage).header() is not None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 
-from penstock.blocks.journal import Journal
 from penstock.blocks.manifest import MANIFEST_KEY, BlockEntry, Manifest
 from penstock.blocks.reading import bytes_of
 from penstock.errors import BlockStoreError, CorruptBlockError, ObjectNotFound
@@ -61,6 +60,8 @@ class BlockStore:
         """Look for blocks that have come since; costs one look where none has, nothing where the store is complete."""
         if self.manifest.complete:
             return
+        from penstock.blocks.journal import Journal  # a store that is complete has none
+
         journal = Journal(self.storage)
         entries = list(self.manifest.blocks)
         while (marker := journal.marker(len(entries))) is not None:
@@ -141,6 +142,8 @@ def finished_manifest(storage: Storage) -> Manifest | None:
 
 
 def _growing(storage: Storage) -> Manifest | None:
+    from penstock.blocks.journal import Journal
+
     journal = Journal(storage)
     header = journal.header()
     if header is None:

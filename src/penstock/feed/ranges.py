@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from penstock.blocks import BlockManager
 from penstock.errors import BlockStoreError
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRange:
+class BlockRange(NamedTuple):
     """Samples ``[start, stop)`` of one block."""
 
     block_id: int

@@ -15,9 +15,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -52,8 +51,7 @@ def chunk_samples(blocks: BlockManager, ranges: BlockRanges) -> int:
     return max(1, min(round(CHUNK_BYTES / max(1.0, size)), CHUNK_SAMPLES, max(1, ranges.total_samples)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCacheHeader:
+class TokenCacheHeader(NamedTuple):
     """What a token cache belongs to."""
 
     version: int
@@ -68,8 +66,7 @@ class TokenCacheHeader:
     """Where samples are chats: how they are written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(NamedTuple):
     header: TokenCacheHeader
     store: TokenStore | None
     ranges: BlockRanges
@@ -311,7 +308,7 @@ class TokenCache:
 
     @staticmethod
     def _settle(storage: LocalStorage, header: TokenCacheHeader) -> None:
-        wanted = {name: value for name, value in asdict(header).items() if value is not None}
+        wanted = {name: value for name, value in header._asdict().items() if value is not None}
         if storage.exists("header.json"):
             try:
                 found = orjson.loads(storage.get("header.json"))

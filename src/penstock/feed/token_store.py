@@ -19,8 +19,8 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from isal import isal_zlib
@@ -36,8 +36,7 @@ _LARGEST_ROW_BYTES = 64 << 10
 _RECENT_BYTES = 32 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """Consecutive samples' tokens, end to end; sample i is ``ids[offsets[i]:offsets[i + 1]]``."""
 
     ids: np.ndarray
@@ -121,7 +120,7 @@ class TokenStore:
             self._whole.add(told)
         offsets = payload[: 4 * (samples + 1)].view("<u4").astype(np.int64)
         chunk = TokenChunk(payload[ids_at:].view(self._dtype), offsets, data, start + ids_at)
-        chunk = replace(chunk, row_length=chunk.common_length())
+        chunk = chunk._replace(row_length=chunk.common_length())
         self._remember(number, chunk)
         return chunk
 

@@ -7,6 +7,7 @@ shuffled, numpy            a run of the order: samples from all over the data se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,7 @@ _LONG = 256
 """Tokens a sample, on average, from which on samples are gathered batch by batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Samples that are packed together: their ids and their tokens, in the plan's order."""
 
     sample_ids: np.ndarray
