@@ -275,6 +275,37 @@ def test_excluded_samples_come_no_more(
         assert not excluded & set(following)
 
 
+@pytest.mark.parametrize("packing", [None, "concatenate"])
+def test_by_epochs_exclusions_wait_for_the_next_epoch_and_break_nothing(
+    make_case: Any, packing: Packing | None
+) -> None:
+    case = make_case(
+        {"names": ["web", "code"], "by": "epochs", "numbers": [1, 2], "batch_size": 7, "seed": 1}
+        | {"order": "shard-local", "packing": packing}
+    )
+    loader = case.loader()
+    iterator = iter(loader)
+    first = [next(iterator) for _ in range(5)]
+    with pytest.raises(ConfigError, match="has counted this epoch's draws"):
+        loader.exclude(range(20), source="code", at_once=True)
+    loader.exclude(range(20), source="code")
+    ids = case.samples([*first, *iterator])
+    assert sorted(ids["web"]) == list(range(90))
+    assert sorted(ids["code"]) == sorted(list(range(41)) * 2)
+    following = case.samples(list(loader))
+    assert sorted(following["web"]) == list(range(90))
+    assert sorted(following["code"]) == sorted(list(range(20, 41)) * 2)
+
+
+def test_by_weights_the_batch_size_stays(make_case: Any) -> None:
+    case = make_case(
+        {"names": ["web"], "by": "weights", "numbers": [1], "batch_size": 7, "seed": 1}
+        | {"order": "shuffled", "packing": None}
+    )
+    with pytest.raises(ConfigError, match="a mix by weights counts epochs and schedule in steps"):
+        case.loader(batch_size=5).load_state_dict(case.loader().state_dict(), allow={"batch_size"})
+
+
 def test_what_shapes_the_mixture_is_refused_by_name_when_it_changes(stores: dict[str, BlockManager]) -> None:
     sets = {name: stores[name] for name in ("web", "code")}
     state = DistributedLoader(Mix(sets, weights={"web": 1, "code": 2}, steps_per_epoch=3), 4).state_dict()
@@ -327,6 +358,8 @@ def test_counts_that_are_not_known_yet_are_asked_for(
     more: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": LENGTH}
     with pytest.raises(ConfigError, match="run `penstock tokenize`, or iterate"):
         list(DistributedLoader(Mix(sets), 4, **more))
+    with pytest.raises(ConfigError, match="has no end yet: give steps_per_epoch"):
+        list(DistributedLoader(Mix(sets, weights={"a": 1}), 4, **more))
     endless = DistributedLoader(Mix(sets, weights={"a": 1, "tiny": 1}, steps_per_epoch=5), 4, **more)
     assert len(list(endless)) == 5  # by weights and steps nothing has to be counted
     assert endless.epoch == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pickle
@@ -10,6 +11,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -236,3 +238,21 @@ def test_large_vocabularies_have_wider_numbers(blocks: BlockManager) -> None:
     wide = TokenCache(blocks, Tokenizer(orjson.dumps(fields).decode()))
     assert wide.dtype == np.uint32
     assert samples_of(wide) == expected(wide.tokenizer)
+
+
+def test_a_full_cache_that_cannot_be_written_is_read(
+    tmp_path: Path, blocks: BlockManager, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TokenCache(blocks, tokenizer, folder=tmp_path / "cache").build()
+    really_open = os.open
+
+    def read_only(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return really_open(path, flags, *mode)
+
+    monkeypatch.setattr(token_store.os, "open", read_only)
+    monkeypatch.setattr(TokenCache, "_tokenised", None)  # not to be asked
+    cache = TokenCache(blocks, tokenizer, folder=tmp_path / "cache")
+    assert samples_of(cache) == expected(tokenizer)
+    assert cache.folder == tmp_path / "cache"

@@ -22,7 +22,9 @@ class Buffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[np.ndarray] = deque(maxlen=_KEPT)
+        self._kept: deque[np.ndarray] = deque([np.empty(1, dtype=np.uint8)], maxlen=_KEPT)
+        self._free = self._references(0)  # how often something free is referred to, as this interpreter counts
+        self._kept.clear()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Buffers, ()
@@ -32,10 +34,11 @@ class Buffers:
         size = count * dtype.itemsize
         with self._lock:
             for place in range(len(self._kept)):
-                buffer = self._kept[place]
-                # Referred to by the pool, by `buffer` and by the call itself: by no array made of it.
-                if size <= buffer.nbytes <= 2 * size and sys.getrefcount(buffer) == 3:
-                    return buffer[:size].view(dtype)
+                if size <= self._kept[place].nbytes <= 2 * size and self._references(place) == self._free:
+                    return self._kept[place][:size].view(dtype)
             buffer = np.empty(-(-max(1, size) // _ROUNDED_BYTES) * _ROUNDED_BYTES, dtype=np.uint8)
             self._kept.append(buffer)
             return buffer[:size].view(dtype)
+
+    def _references(self, place: int) -> int:
+        return sys.getrefcount(self._kept[place])

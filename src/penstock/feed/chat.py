@@ -32,6 +32,10 @@ _NEEDED = {
     "plain": (),
 }
 
+_SIGN = "\ue0f7"  # of private use: in no text that anybody wrote
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""Marks of what is learned, in some templates; here that follows from the turns."""
+
 Message = dict[str, str]
 
 
@@ -78,7 +82,8 @@ class ChatFormat:
         for messages in chats:
             mine = list(self._cut(self._spans(messages)))
             if not mine or not self._is_ended(mine):
-                mine.append(Span(self._tokenizer.end_of_text, "", learned=True))
+                ends_learned = bool(messages) and messages[-1]["role"] == LEARNED_ROLE
+                mine.append(Span(self._tokenizer.end_of_text, "", learned=ends_learned))
             spans += mine
             counts.append(len(mine))
         is_text = np.fromiter((span.token is None for span in spans), dtype=bool, count=len(spans))
@@ -161,12 +166,14 @@ class _JinjaTemplate:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
             raise MissingExtraError(f"a Jinja chat template needs jinja2 ({error}): pip install jinja2") from error
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
         environment.globals["raise_exception"] = _refuse
         environment.filters["tojson"] = lambda value, **_: orjson.dumps(value).decode()
         self._error = TemplateError
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.from_string(_GENERATION.sub("", source))
         except TemplateError as error:
             raise ConfigError(
                 f"chat_template={source[:40]!r} is neither one of {', '.join(_NEEDED)} nor a Jinja template: {error}"
@@ -180,8 +187,10 @@ class _JinjaTemplate:
         }
         longest_first = sorted(specials, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._signs = {token: f"{_SIGN}{number}{_SIGN}" for number, token in enumerate(longest_first)}
 
-    def spans(self, messages: Sequence[Message]) -> Iterator[Span]:
+    def spans(self, chat: Sequence[Message]) -> Iterator[Span]:
+        messages = [{**message, "content": self._hidden(message["content"])} for message in chat]
         done = ""
         for place, message in enumerate(messages):
             if message["role"] != LEARNED_ROLE:
@@ -193,11 +202,11 @@ class _JinjaTemplate:
                     f"the chat template writes earlier turns anew when turn {place} is added, so what the assistant "
                     f"said there cannot be told apart: choose chat_template={', '.join(map(repr, _NEEDED))}"
                 )
-            yield from self._span(prompt[len(done) :], messages, learned=False)
-            yield from self._span(whole[len(prompt) :], messages, learned=True)
+            yield from self._span(prompt[len(done) :], learned=False)
+            yield from self._span(whole[len(prompt) :], learned=True)
             done = whole
         rest = self._render(messages, add_generation_prompt=False)
-        yield from self._span(rest[len(done) :] if rest.startswith(done) else "", messages, learned=False)
+        yield from self._span(rest[len(done) :] if rest.startswith(done) else "", learned=False)
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         try:
@@ -207,20 +216,25 @@ class _JinjaTemplate:
         except self._error as error:
             raise ConfigError(f"the chat template refuses a chat: {error}") from error
 
-    def _span(self, text: str, messages: Sequence[Message], *, learned: bool) -> Iterator[Span]:
-        """A rendered text, cut at the template's special tokens; what a turn says is never one."""
-        said = {message["content"].strip() for message in messages if self._special.search(message["content"])}
-        spelled = [range(*found.span()) for content in said for found in re.finditer(re.escape(content), text)]
+    def _span(self, text: str, *, learned: bool) -> Iterator[Span]:
+        """A rendered text, cut at the template's special tokens; what turns spell gets its letters back."""
         at = 0
         for found in self._special.finditer(text):
-            if any(found.start() in place for place in spelled):
-                continue
             if found.start() > at:
-                yield Span(None, text[at : found.start()], learned)
+                yield Span(None, self._shown(text[at : found.start()]), learned)
             yield Span(found.group(), "", learned)
             at = found.end()
         if at < len(text):
-            yield Span(None, text[at:], learned)
+            yield Span(None, self._shown(text[at:]), learned)
+
+    def _hidden(self, text: str) -> str:
+        """A turn's text without special tokens: each that it spells is a sign that no template knows."""
+        return self._special.sub(lambda found: self._signs[found.group()], text)
+
+    def _shown(self, text: str) -> str:
+        for token, sign in self._signs.items():
+            text = text.replace(sign, token) if _SIGN in text else text
+        return text
 
 
 def special_tokens(definition: str) -> dict[str, int]:

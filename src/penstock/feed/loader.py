@@ -88,6 +88,8 @@ class DistributedLoader:
             raise ConfigError(f"order={order!r} is unknown: expected one of {', '.join(ORDERS)}")
         if (tokenizer is None) != (sequence_length is None):
             raise ConfigError("tokenizer and sequence_length belong together: give both, or neither for texts")
+        if sequence_length is not None and sequence_length < 2:
+            raise ConfigError(f"sequence_length={sequence_length} leaves nothing to predict: expected 2 or more")
         if packing not in PACKINGS:
             raise ConfigError(f"packing={packing!r} is unknown: expected one of {', '.join(PACKINGS)}")
         if learn not in ("all", "assistant"):
@@ -182,6 +184,8 @@ class DistributedLoader:
     def batch(self, epoch: int, k: int) -> Batch:
         """Batch k of an epoch, as this rank gets it: a pure function, wherever the loader stands."""
         state = self._state
+        if epoch < 0:
+            raise ConfigError(f"epoch={epoch} does not exist: expected 0 or more")
         if epoch != state.epoch:
             state = self._feed.begin(state, epoch, self.batch_size)
         count = self._feed.batch_count(state, self.batch_size)
@@ -285,6 +289,8 @@ class DistributedLoader:
         loaded = LoaderState.from_dict(state)
         loaded.refuse_other(self._shape(), allow)
         before = int(loaded.shape["batch_size"])
+        if before != self.batch_size:
+            self._feed.refuse_resize()
         if before != self.batch_size and loaded.step:
             earlier = loaded.batch_sizes or ((0, before),)
             loaded = replace(loaded, batch_sizes=(*earlier, (loaded.step, self.batch_size)))

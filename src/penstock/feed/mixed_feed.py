@@ -83,6 +83,13 @@ class MixedFeed:
         ]
         return replace(state, streams=tuple(begun), origin=0)
 
+    def refuse_resize(self) -> None:
+        if self._mix.weights is not None:
+            raise ConfigError(
+                "a mix by weights counts epochs and schedule in steps, so its batch size cannot change: go back to the "
+                "one it had"
+            )
+
     def batch_count(self, state: LoaderState, batch_size: int) -> int:
         draws = self._draws(state, batch_size)
         if not state.batch_sizes:
@@ -101,7 +108,12 @@ class MixedFeed:
         first = state.batch_sizes[0][1] if state.batch_sizes else batch_size
         if self._mix.steps_per_epoch is not None:
             return self._mix.steps_per_epoch * first
-        return -(-sum(stream.draw_count(0) for stream in self._streams(replace(state, exclusions=()))) // first) * first
+        drawn_from = zip(self._streams(replace(state, exclusions=())), self._mix.weights or (), strict=True)
+        try:
+            draws = sum(stream.draw_count(0) for stream, weight in drawn_from if weight)
+        except ConfigError as error:
+            raise ConfigError(f"an epoch of this mix has no end yet: give steps_per_epoch ({error})") from error
+        return -(-draws // first) * first
 
     def _counts(self, state: LoaderState) -> list[int]:
         key = (state.epoch, *map(id, state.exclusions))
@@ -243,8 +255,15 @@ class MixedFeed:
             raise ConfigError(f"source={source!r} is no data set of this mix: expected one of {', '.join(names)}")
         number = names.index(source)
         place = self._kept(state)[number]
+        following = place.epoch + 1
+        if self._mix.weights is None:  # its draws are counted, and dealt out over the whole epoch
+            following = (state.epoch + 1) * self._mix.epochs[number]
+            if at_once:
+                raise ConfigError(
+                    "a mix by epochs has counted this epoch's draws: exclude from the next one on, or mix by weights"
+                )
         return ExclusionEntry(
-            epoch=place.epoch if at_once else place.epoch + 1,
+            epoch=place.epoch if at_once else following,
             step=place.offset if at_once and not self._packed else 0,
             window=(place.window + bool(place.offset)) if at_once and self._packed else 0,
             sample_ids=sample_ids,

@@ -205,7 +205,8 @@ class PackedEpoch:
                 pieces.append((self.kept_rows(window), first - begin, stop - begin))
                 first = stop
             window += 1
-        return self._batch(pieces, rank, world)
+        batch = self._batch(pieces, rank, world)
+        return {name: np.array(array) for name, array in batch.items()}  # the caller's own: the window is kept
 
     def place(self, sequence: int) -> tuple[int, int]:
         """The window in which a sequence of the epoch stands, and its place there; behind the last, the next window."""

@@ -59,6 +59,10 @@ class Feed(Protocol):
         """An entry of the exclusion journal, for where a state stands."""
         ...
 
+    def refuse_resize(self) -> None:
+        """Raise where the batch size cannot change on the way."""
+        ...
+
     def report(self, state: LoaderState, batch_size: int) -> list[dict[str, Any]]:
         """What each data set of a mixture has given, against what it was to give."""
         ...
@@ -124,6 +128,9 @@ class PlainFeed:
             window=(state.window + bool(state.offset)) if at_once else 0,
             sample_ids=sample_ids,
         )
+
+    def refuse_resize(self) -> None:
+        pass  # samples go on with the next one, sequences too
 
     def report(self, state: LoaderState, batch_size: int) -> list[dict[str, Any]]:
         raise ConfigError("this loader has one data set: only a mix has shares to tell of")

@@ -298,7 +298,10 @@ class TokenCache:
         for folder in folders:
             try:
                 self._settle(LocalStorage(folder), header)
-                return TokenStore(folder, chunk_count=count, dtype=np.dtype(header.dtype), max_bytes=self.max_bytes)
+                store = TokenStore(folder, chunk_count=count, dtype=np.dtype(header.dtype), max_bytes=self.max_bytes)
+                if store.read_only and folder is not folders[-1] and (store.token_counts() < 0).any():
+                    continue  # what is missing could not be kept there
+                return store
             except (OSError, StorageError) as error:
                 problem = error
         if self._folder is not None and problem is not None:

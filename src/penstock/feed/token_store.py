@@ -78,15 +78,27 @@ class TokenStore:
         self._recent_bytes = 0
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
-        (folder / "segments").mkdir(parents=True, exist_ok=True)
         size = max(1, chunk_count) * _RECORD.itemsize
-        self._index_fd = os.open(folder / "index.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if os.fstat(self._index_fd).st_size < size:
-            os.ftruncate(self._index_fd, size)  # a file with a hole: nothing is written until a chunk is
-        self._lock_fd = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.read_only = False
+        try:
+            (folder / "segments").mkdir(parents=True, exist_ok=True)
+            self._index_fd = os.open(folder / "index.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if os.fstat(self._index_fd).st_size < size:
+                os.ftruncate(self._index_fd, size)  # a file with a hole: nothing is written until a chunk is
+            self._lock_fd = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not self._is_there(size):
+                raise
+            self.read_only = True
+            self._index_fd = self._lock_fd = os.open(folder / "index.bin", os.O_RDONLY | os.O_CLOEXEC)
         self._records = np.memmap(folder / "index.bin", dtype=_RECORD, mode="r", shape=(max(1, chunk_count),)).view(
             np.ndarray
         )
+
+    def _is_there(self, size: int) -> bool:
+        """Whether it was made by somebody else, who may write it."""
+        index = self.folder / "index.bin"
+        return index.is_file() and index.stat().st_size >= size
 
     def close(self) -> None:
         with self._lock:
@@ -155,11 +167,13 @@ class TokenStore:
         told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes).tolist(), strict=True)
         for segment, page, size in told:
             known = self._maps.get(segment)
-            if known is not None and page < len(known[0]):
+            if known is not None and 0 <= page < len(known[0]) and size > 0:  # a record may be damaged: found when read
                 known[1].madvise(advice, page, min(size, len(known[0]) - page))
 
     def put(self, number: int, chunk: TokenChunk) -> None:
         """Keep a chunk; an OSError where the disk does not take it."""
+        if self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         ends = chunk.offsets.astype("<u4").tobytes()
         ids = np.ascontiguousarray(chunk.ids, dtype=self._dtype).tobytes()
         payload = ends.ljust(_aligned(len(ends)), b"\0") + ids
@@ -187,6 +201,11 @@ class TokenStore:
                 self._making.add(number)
         if not mine:
             yield False
+            return
+        if self.read_only:
+            with self._lock:
+                self._making.discard(number)
+            yield True  # nobody can keep it, so nobody has to wait for it
             return
         try:
             try:
@@ -259,7 +278,8 @@ class TokenStore:
                 return known[0]
             path = self._segment_path(number)
             try:
-                os.utime(path)  # the time it was last used: evictions go by it
+                if not self.read_only:
+                    os.utime(path)  # the time it was last used: evictions go by it
                 with path.open("rb") as file:
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError):
