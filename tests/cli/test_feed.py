@@ -68,3 +68,17 @@ def test_a_tokenizer_that_is_none_is_named(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"other\.json: not a tokenizer\.json"):
         told("tokenize", raw, "--tokenizer", tmp_path / "other.json")
+
+
+def test_chats_are_tokenised_ahead_for_fine_tuning(tmp_path: Path, tokenizer: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "1"}]}
+    (tmp_path / "chats.jsonl").write_text((json.dumps(chat) + "\n") * 20)
+    chosen = ("--tokenizer", tokenizer, "--learn", "assistant", "--chat-template", "plain")
+    made = json.loads(told("tokenize", tmp_path / "chats.jsonl", *chosen, "--json"))
+    assert made["samples"] == 20
+    fed = told(
+        "bench", "feed", tmp_path / "chats.jsonl", *chosen, "--packing", "best-fit", "--sequence-length", 32, "--json"
+    )
+    assert json.loads(fed)["tokenise_s"] == 0, "from the cache"
+    with pytest.raises(ConfigError, match="--learn user is unknown"):
+        told("tokenize", tmp_path / "chats.jsonl", "--tokenizer", tokenizer, "--learn", "user")

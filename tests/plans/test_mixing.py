@@ -77,6 +77,8 @@ def test_weights_change_where_they_are_told_to() -> None:
     assert not sources[1000:2000].any()
     assert sources[2000:].all()
     assert [mixture.shares(at).tolist() for at in (0, 1999, 2000)] == [[0.5, 0.5], [1, 0], [0, 1]]
+    assert [mixture.mean_shares(at).tolist() for at in (0, 500, 2000)] == [[0.5, 0.5], [0.5, 0.5], [0.75, 0.25]]
+    np.testing.assert_allclose(mixture.mean_shares(4000), [0.375, 0.625])
 
 
 def test_far_positions_cost_what_near_ones_do_and_seeds_differ() -> None:

@@ -181,6 +181,18 @@ class BlockManager:
             return None
         return BlockFacts(sample_count=blocks[block_id].sample_count, checksum=blocks[block_id].checksum)
 
+    def wait_until_complete(self) -> None:
+        """Wait until all blocks of a raw data set have landed; nothing for a block store, complete or not."""
+        opened = self._open()
+        if opened.background is None or opened.store.manifest.complete:
+            return
+
+        def is_complete() -> bool:
+            opened.store.refresh()
+            return opened.store.manifest.complete
+
+        opened.background.wait_for(is_complete, timeout_s=self.wait_timeout_s, what="the rest")
+
     def get_total_blocks(self) -> int | None:
         """How many blocks there are; None while more may come."""
         opened = self._open()

@@ -16,6 +16,8 @@ def tokenize(
     dataset: Annotated[str, typer.Argument(help="A block store, a file, a folder, a glob, hf://... or s3://...")],
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER_HELP)],
     folder: Annotated[str | None, typer.Option(help="Where the cache goes; else beside the data set.")] = None,
+    learn: Annotated[str, typer.Option(help="all, or assistant: chats, of which only its turns are learned.")] = "all",
+    chat_template: Annotated[str | None, typer.Option(help="chatml, llama3, plain or a Jinja template.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Tokenise a data set ahead of training, into its token cache; goes on where it was interrupted."""
@@ -23,13 +25,18 @@ def tokenize(
 
     from penstock.blocks import BlockManager, prepare_blocks
     from penstock.cli.data import ingest_bar
+    from penstock.errors import ConfigError
     from penstock.feed import TokenCache
+    from penstock.feed.chat import ChatFormat
     from penstock.feed.loading import load_tokenizer
 
     with ingest_bar(quiet=as_json) as on_progress:
         blocks = BlockManager(prepare_blocks(dataset, on_progress=on_progress))
     made = load_tokenizer(tokenizer, blocks)
-    cache = TokenCache(blocks, made, folder=folder)
+    if learn not in ("all", "assistant"):
+        raise ConfigError(f"--learn {learn} is unknown: expected all or assistant")
+    chat = ChatFormat(made, chat_template) if learn == "assistant" else None
+    cache = TokenCache(blocks, made, chat=chat, folder=folder)
     screen = console(stderr=True)
     began = time.monotonic()
     with Progress(console=screen, transient=True, disable=as_json or not screen.is_terminal) as bar:
@@ -58,6 +65,9 @@ def feed(
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 2048,
     order: Annotated[str, typer.Option(help="sequential, shuffled, shard-local or numpy.")] = "shard-local",
     batches: Annotated[int | None, typer.Option(help="Stop after so many batches; else after an epoch.")] = None,
+    packing: Annotated[str, typer.Option(help="concatenate, best-fit, pad or ragged.")] = "concatenate",
+    learn: Annotated[str, typer.Option(help="all, or assistant: chats, of which only its turns are learned.")] = "all",
+    chat_template: Annotated[str | None, typer.Option(help="chatml, llama3, plain or a Jinja template.")] = None,
     all_fields: Annotated[bool, typer.Option("--all-fields", help="Labels, positions and documents too.")] = False,
     seed: Annotated[int, typer.Option(help="Of the order.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
@@ -74,7 +84,8 @@ def feed(
     more: dict[str, Any] = {}
     if tokenizer is not None:
         made = load_tokenizer(tokenizer, blocks)
-        more = {"tokenizer": made, "sequence_length": sequence_length}
+        more = {"tokenizer": made, "sequence_length": sequence_length, "packing": packing}
+        more |= {"learn": learn, "chat_template": chat_template}
         more["fields"] = FIELDS[:4] if all_fields else ("input_ids",)
     loader = DistributedLoader(blocks, batch_size, seed, order=order, **more)  # pyright: ignore[reportArgumentType]
     told = _measure(loader, batches)

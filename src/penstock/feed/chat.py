@@ -13,6 +13,7 @@ model answers a prompt.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from penstock.errors import ConfigError, MissingExtraError
 from penstock.feed.known_tokenizer import KnownTokenizer
 from penstock.feed.labels import MASKED
 from penstock.feed.tokenizer import Encoded, Tokenizer
+
+_log = logging.getLogger(__name__)
 
 LEARNED_ROLE = "assistant"
 _NEEDED = {
@@ -62,9 +65,10 @@ class ChatFormat:
         self.template = template or tokenizer.chat_templates.get("default") or self._suiting()
         missing = [token for token in _NEEDED.get(self.template, ()) if token not in self._specials]
         if missing:
+            suiting = [name for name, needed in _NEEDED.items() if all(token in self._specials for token in needed)]
             raise ConfigError(
                 f"the tokenizer has no special token {', '.join(missing)}, which chat template {self.template!r} "
-                f"needs: choose one of {', '.join(_NEEDED)}, or give a Jinja template"
+                f"needs: choose {' or '.join(suiting)}, or give a Jinja template"
             )
         self._spans = self._by_name() if self.template in _NEEDED else _JinjaTemplate(self.template, tokenizer).spans
 
@@ -101,7 +105,11 @@ class ChatFormat:
         return Encoded(ids, bounds[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
 
     def _suiting(self) -> str:
-        return next(name for name, needed in _NEEDED.items() if all(token in self._specials for token in needed))
+        chosen = next(name for name, needed in _NEEDED.items() if all(token in self._specials for token in needed))
+        _log.warning(
+            "the tokenizer brings no chat template: chats are written as %r; chat_template= says otherwise", chosen
+        )
+        return chosen
 
     def _by_name(self) -> Callable[[Sequence[Message]], Iterator[Span]]:
         return {"chatml": _chatml, "llama3": self._llama3, "plain": self._plain}[self.template]

@@ -271,10 +271,9 @@ class MixedFeed:
         )
 
     def report(self, state: LoaderState, batch_size: int) -> list[dict[str, Any]]:
-        """For each data set: its epoch, its draws and tokens so far, and its share of them beside the one it was to
-        have by now and the one it is to have at present."""
+        """For each data set: its epoch, its draws and tokens so far, its share of the tokens (of the draws, where texts
+        are fed), the share it was to have so far by the weights that held, and the weight it has now."""
         mixture, position = self._mixture(state, batch_size), state.origin + state.drawn
-        expected = mixture.draws_before(position)
         places = self._kept(state)
         tokens, draws = (sum(getattr(place, name) for place in places) for name in ("tokens", "draws"))
         return [
@@ -284,11 +283,11 @@ class MixedFeed:
                 "draws": place.draws,
                 "tokens": place.tokens,
                 "observed_share": place.tokens / tokens if tokens else place.draws / max(1, draws),
-                "target_share": float(wanted / max(1, position)),
+                "target_share": float(wanted),
                 "weight": float(weight),
             }
             for source, place, wanted, weight in zip(
-                self._sources, places, expected.tolist(), mixture.shares(position), strict=True
+                self._sources, places, mixture.mean_shares(position), mixture.shares(position), strict=True
             )
         ]
 

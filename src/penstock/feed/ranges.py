@@ -23,6 +23,7 @@ class BlockRanges:
     """Where samples lie. Holds one number a block."""
 
     def __init__(self, blocks: BlockManager) -> None:
+        blocks.wait_until_complete()
         manifest = blocks.manifest
         if not manifest.complete:
             raise BlockStoreError(

@@ -128,8 +128,10 @@ class LoaderState:
         got = {name: value for name, value in shape.items() if name not in allow}
         expected = {name: value for name, value in self.shape.items() if name not in allow}
         if different := differences(got, expected):
+            resized = any(told.startswith("batch_size") for told in different)
             raise ConfigError(
                 f"the state belongs to other batches: {'; '.join(different)}: go back to those settings, or begin anew"
+                + ("; allow={'batch_size'} goes on with another batch size" if resized else "")
             )
 
 

@@ -95,6 +95,17 @@ class Mixture:
         parts = np.array(self._stretch(position).parts, dtype=np.float64)
         return parts / parts.sum()
 
+    def mean_shares(self, position: int) -> np.ndarray:
+        """The share each data set was to have of all draws before a position, by the weights that held; of the first
+        draw where there is none yet."""
+        if not position:
+            return self.shares(0)
+        ends = [*(stretch.start for stretch in self._stretches[1:]), position]
+        meant = np.zeros(self.source_count)
+        for stretch, end in zip(self._stretches, ends, strict=True):
+            meant += max(0, min(end, position) - stretch.start) * self.shares(stretch.start)
+        return meant / position
+
     def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each position, which data set it draws from and how many draws that one has had before."""
         positions = np.asarray(positions, dtype=np.int64)
