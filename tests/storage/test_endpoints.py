@@ -170,6 +170,7 @@ def test_a_dead_one_is_passed_over_probed_and_taken_back(
             return each(storage, "is_in") == [True, True, True]
 
         wait_until(is_back)
+        wait_until(lambda: "answers again and is asked in turn" in caplog.text)  # told a moment after it is so
         assert caplog.text.count("answers again and is asked in turn") == 1
     before = len(proxies[0].requests)
     for _ in range(6):
