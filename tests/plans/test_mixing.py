@@ -58,6 +58,13 @@ def test_given_counts_are_used_up_together_to_the_draw(counts: list[int], seed: 
     assert np.array_equal(copy.at(np.arange(sum(counts)))[0], sources)
 
 
+def test_a_rest_of_a_few_draws_takes_from_nobody() -> None:
+    mixture = Mixture.of_counts([164, 90, 3])  # a cycle, and one draw
+    sources, _ = mixture.at(np.arange(257))
+    assert np.bincount(sources).tolist() == [164, 90, 3]
+    assert mixture.draws_before(256).sum() == 256
+
+
 def test_the_smallest_share_is_drawn_too() -> None:
     mixture = Mixture([1e-6, 1, 1e-3])
     before = [mixture.draws_before(at) for at in range(0, 10**7, 500_000)]

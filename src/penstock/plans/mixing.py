@@ -37,11 +37,23 @@ class _Stretch:
     """Shares, in parts of their sum."""
     cycle: int
     end: int | None = None
-    """How many draws it has in all, where that is fixed; its last cycle is short then."""
+    """How many draws it has in all, where that is fixed; its last cycle is a long one then, and takes the rest."""
+
+    def _cycles(self, end: int) -> int:
+        return max(1, end // self.cycle)
+
+    def split(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The cycles that places of the stretch are in, and their slots there."""
+        cycles = places // self.cycle
+        if self.end is not None:
+            cycles = np.minimum(cycles, self._cycles(self.end) - 1)
+        return cycles, places - cycles * self.cycle
 
     def drawn(self, cycles: int) -> np.ndarray:
         """How many of the draws of its first cycles each data set has."""
-        count = cycles * self.cycle if self.end is None else min(cycles * self.cycle, self.end)
+        count = cycles * self.cycle
+        if self.end is not None and cycles >= self._cycles(self.end):
+            count = self.end
         total = sum(self.parts)
         drawn = np.array([count * part // total for part in self.parts], dtype=np.int64)
         # The largest share outgrows, in a cycle, what rounding can take from it: so its draws never fall either.
@@ -117,7 +129,7 @@ class Mixture:
         for number in np.unique(numbers).tolist():
             stretch = self._stretches[number]
             mine = np.flatnonzero(numbers == number)
-            cycles, slots = np.divmod(positions[mine] - stretch.start, stretch.cycle)
+            cycles, slots = stretch.split(positions[mine] - stretch.start)
             for cycle in np.unique(cycles).tolist():
                 chosen = cycles == cycle
                 of_slot, rank = self._table(number, cycle)
@@ -128,7 +140,7 @@ class Mixture:
     def draws_before(self, position: int) -> np.ndarray:
         """How many draws each data set has had before a position."""
         stretch = self._stretch(position)
-        cycle, slot = divmod(position - stretch.start, stretch.cycle)
+        cycle, slot = (int(part) for part in stretch.split(np.array(position - stretch.start)))
         whole = np.array(stretch.before) + stretch.drawn(cycle)
         if slot:
             of_slot, _ = self._table(stretch.number, cycle)
