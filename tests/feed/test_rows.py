@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from feed.windows import Documents, documents, sequence_lengths
 from penstock.errors import ConfigError
 from penstock.feed.labels import IGNORED_LABEL, MASKED
+from penstock.feed.laying import make_rows
 from penstock.feed.pieces import PACKINGS, Packing, best_fit, count_rows
-from penstock.feed.sequences import FIELDS, Rows, make_rows, merge
+from penstock.feed.rows import FIELDS, Rows, merge
 from penstock.feed.windows import Window
 
 PAD = 7

@@ -18,7 +18,7 @@ from feed.stores import LENGTH, SIZE, TOKENIZER, make_loader, make_small_store, 
 from penstock.errors import BlockStoreError, ConfigError, PenstockError
 from penstock.feed import DistributedLoader
 from penstock.feed.mix import Mix
-from penstock.feed.sequences import FIELDS
+from penstock.feed.rows import FIELDS
 from penstock.feed.torch_adapter import TorchBatches, rank_and_world_size
 from penstock.feed.torch_tensors import as_tensor
 

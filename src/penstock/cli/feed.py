@@ -77,7 +77,7 @@ def feed(
     from penstock.cli.data import ingest_bar
     from penstock.feed import DistributedLoader
     from penstock.feed.loading import load_tokenizer
-    from penstock.feed.sequences import FIELDS
+    from penstock.feed.rows import FIELDS
 
     with ingest_bar(quiet=as_json) as on_progress:
         blocks = BlockManager(prepare_blocks(dataset, on_progress=on_progress))

@@ -50,9 +50,9 @@ class GatheredIds:
             pieces[0] = pieces[0][first - bounds[begin] :]
         return np.concatenate(pieces)
 
-    def whole(self) -> np.ndarray:
+    def whole(self, out: np.ndarray | None = None) -> np.ndarray:
         """All of it, as one array."""
-        return self[:]
+        return np.concatenate([np.empty(0, dtype=self.dtype), *self._samples], out=out)
 
 
 class GatheredRows:

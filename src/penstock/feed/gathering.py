@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from penstock.feed.buffers import Buffers
-from penstock.feed.gathered import common_length
+from penstock.feed.gathered import GatheredIds, common_length
 from penstock.feed.token_store import TokenChunk
 
 _FEW = 10_000
@@ -29,7 +29,8 @@ def assemble(
         return _rows(parts, of_part, places, buffers.take(len(places) * length, dtype).reshape(-1, length))
     few = len(places) <= _FEW and "pyarrow" not in sys.modules  # slow to start: not for the first batches
     if few or len(places) * 4 < sum(len(part.offsets) for part in parts):
-        return _one_by_one(parts, of_part, places, dtype, buffers)
+        gathered = GatheredIds(parts, of_part, places, dtype)
+        return TokenChunk(gathered.whole(buffers.take(len(gathered), dtype)), gathered.offsets)
     firsts = np.cumsum([0, *(len(part.offsets) - 1 for part in parts)])
     return reorder(_join(parts, dtype), firsts[of_part] + places)
 
@@ -38,7 +39,8 @@ def reorder(samples: TokenChunk, order: np.ndarray) -> TokenChunk:
     """Samples in another order, or some of them: sample i of the result is sample ``order[i]``."""
     ids, offsets = samples.ids, samples.offsets
     if len(order) <= _FEW and "pyarrow" not in sys.modules:
-        return _one_by_one([samples], np.zeros(len(order), dtype=np.int64), order, ids.dtype, Buffers())
+        gathered = GatheredIds([samples], np.zeros(len(order), dtype=np.int64), order, ids.dtype)
+        return TokenChunk(gathered.whole(), gathered.offsets)
     import pyarrow as pa
 
     width = ids.dtype.itemsize
@@ -73,20 +75,3 @@ def _rows(parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, rows
         else:
             rows[mine] = held[places[mine]]
     return TokenChunk(rows.reshape(-1), np.arange(len(places) + 1, dtype=np.int64) * length)
-
-
-def _one_by_one(
-    parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, dtype: np.dtype, buffers: Buffers
-) -> TokenChunk:
-    bounds = np.zeros(len(places) + 1, dtype=np.int64)
-    firsts = np.cumsum([0, *(len(part.offsets) for part in parts)])[:-1]
-    offsets = np.concatenate([np.empty(0, dtype=np.int64), *(part.offsets for part in parts)])
-    at = firsts[of_part] + places if parts else places
-    starts, stops = offsets[at], offsets[at + 1]
-    np.cumsum(stops - starts, out=bounds[1:])
-    ids = [part.ids for part in parts]
-    told = zip(of_part.tolist(), starts.tolist(), stops.tolist(), strict=True)
-    pieces = [ids[number][start:stop] for number, start, stop in told]
-    gathered = buffers.take(int(bounds[-1]), dtype)
-    np.concatenate([np.empty(0, dtype=dtype), *pieces], out=gathered)
-    return TokenChunk(gathered, bounds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -150,7 +149,7 @@ def _load(spec: str, blocks: BlockManager) -> Tokenizer:
 
 def _key(spec: str, blocks: BlockManager) -> tuple[LocalStorage, str] | None:
     """Where the note of a tokenizer is; None for one that is not in files here."""
-    path = Path(os.path.expanduser(spec))  # noqa: PTH111 - a name of the Hub is left as it is
+    path = Path(spec).expanduser()
     beside = blocks.store_path or cache_folder()  # of a data set that is not on these disks
     if not path.exists():
         return None

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.feed.mix import Mix
 from penstock.feed.pieces import PACKINGS, Packing
 from penstock.feed.plain_feed import Batch, Feed, PlainFeed
-from penstock.feed.sequences import FIELDS, FieldName
+from penstock.feed.rows import FIELDS, FieldName
 from penstock.feed.source_feed import FeedSettings, Learn, SourceFeed, TokenizerChoice
 from penstock.feed.state import LoaderState
 from penstock.feed.text_epoch import Step

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.feed.mix import Mix
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.sequences import merge
+from penstock.feed.rows import merge
 from penstock.feed.source_feed import SourceFeed
 from penstock.feed.state import ExclusionEntry, LoaderState, StreamPlace
 from penstock.feed.streams import Stream, Taken, locate, make_stream

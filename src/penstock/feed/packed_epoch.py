@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.laying import make_rows
 from penstock.feed.pieces import Packing, count_rows
 from penstock.feed.prefetch import Prefetch
-from penstock.feed.sequences import ONLY_IDS, FieldName, Rows, make_rows, merge
+from penstock.feed.rows import ONLY_IDS, FieldName, Rows, merge
 from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.text_epoch import Step
 from penstock.feed.token_cache import TokenCache

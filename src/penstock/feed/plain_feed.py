@@ -130,7 +130,7 @@ class PlainFeed:
         )
 
     def refuse_resize(self) -> None:
-        pass  # samples go on with the next one, sequences too
+        """Never: samples go on with the next one, and so do sequences."""
 
     def report(self, state: LoaderState, batch_size: int) -> list[dict[str, Any]]:
         raise ConfigError("this loader has one data set: only a mix has shares to tell of")

@@ -1,4 +1,4 @@
-"""A window's pieces as sequences, and any rows of them as arrays.
+"""A window's pieces as sequences of one length, and any rows of them as arrays.
 
 Labels are the next token of the same document, also over a row's end; `IGNORED_LABEL` behind a document's end, before
 what is not to be learned, and in the filling. Positions count from where a piece, or its part of a row, begins.
@@ -6,120 +6,18 @@ what is not to be learned, and in the filling. Positions count from where a piec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError
-from penstock.feed.gathered import as_array
-from penstock.feed.gathering import reorder
 from penstock.feed.labels import IGNORED_LABEL, labels_of, plain_ids
-from penstock.feed.pieces import Packing, Pieces, fit, row_long_parts, whole_documents
-from penstock.feed.token_store import TokenChunk
-from penstock.feed.windows import Window
+from penstock.feed.pieces import Pieces
+from penstock.feed.rows import BEGINS, ONLY_IDS, FieldName, end_of, picked
 
-FieldName = Literal[
-    "input_ids", "labels", "position_ids", "document_ids", "attention_mask", "cu_seqlens", "spans", "num_tokens"
-]
-FIELDS: tuple[FieldName, ...] = (
-    "input_ids",
-    "labels",
-    "position_ids",
-    "document_ids",
-    "attention_mask",
-    "cu_seqlens",
-    "spans",
-    "num_tokens",
-)
 _GATHERED_BYTES = 256 << 10
 """A few batches gathered together cost less than one by one, and stay in the processor's cache."""
-_OF_SAMPLES = ("sample_ids", "source_ids", "spans")
-_OF_ROWS = ("num_tokens", "row_sources")
-"""Fields with an entry a sample, or a row; all others have one a token."""
-_BEGINS = "begins"
-"""Where a piece, or its part of a row, begins: what `cu_seqlens` is made of once a batch is together."""
-
-
-ONLY_IDS: tuple[FieldName, ...] = ("input_ids",)
-
-
-class Rows(Protocol):
-    """The rows of a window. Stateless."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
-        """The arrays of these rows by name, with the ids of the samples whose last token stands in them. Rows that are
-        no range are in ascending order."""
-        ...
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether its tokens still lie where they were read from."""
-        ...
-
-    def token_counts(self, rows: range) -> np.ndarray:
-        """Tokens of each row, filling left out."""
-        ...
-
-    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
-        """Batches of ids alone, of so many rows each, from a row on: as far as it has them whole and at hand."""
-        ...
-
-
-def make_rows(window: Window, packing: Packing, *, length: int, pad_id: int, masked: bool = False) -> Rows:
-    """A window's rows.
-
-    Args:
-        window: Its samples, in order.
-        packing: How documents are laid into rows.
-        length: Tokens a row; at most so many where rows are ragged.
-        pad_id: Fills rows up.
-        masked: Whether tokens carry a mark where they are not to be learned.
-    """
-    if length < 2:
-        raise ConfigError(f"sequence_length={length} leaves nothing to predict: expected 2 or more")
-    if packing == "concatenate":
-        return Sequences(whole_documents(window), length=length, pad_id=pad_id, masked=masked)
-    if packing == "ragged":
-        return RaggedRows(row_long_parts(window, length, masked=masked), masked=masked)
-    return Sequences(fit(window, length, pad_id, packing, masked=masked), length=length, pad_id=pad_id, masked=masked)
-
-
-def merge(shares: Sequence[dict[str, np.ndarray]], order: np.ndarray | None = None) -> dict[str, Any]:
-    """Rows from several windows as one batch; in another order of their rows, where one is given."""
-    if len(shares) == 1 and order is None and _BEGINS not in shares[0]:
-        return shares[0]
-    batch: dict[str, Any] = shares[0] if len(shares) == 1 else _joined(shares)
-    begins = batch.pop(_BEGINS, None)
-    ragged = begins is not None and begins.ndim == 1
-    if order is not None:
-        of_rows = [name for name in batch if name not in _OF_SAMPLES]
-        places = order
-        if begins is not None:
-            places = _places(np.append(np.flatnonzero(begins), begins.size), order) if ragged else order
-            begins = begins[places]
-        for name in of_rows:
-            batch[name] = batch[name][order if name in _OF_ROWS else places]
-    if begins is not None:
-        batch["cu_seqlens"] = np.append(np.flatnonzero(begins), begins.size).astype(np.int32)
-    return batch
-
-
-def _places(bounds: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The places of rows of uneven length, laid end to end, in another order of the rows."""
-    lengths = np.diff(bounds)[order]
-    moved = np.repeat(bounds[order] - (np.cumsum(lengths) - lengths), lengths)
-    return moved + np.arange(len(moved))
-
-
-def _joined(shares: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([share[name] for share in shares]) for name in shares[0]}
 
 
 class Sequences:
@@ -154,7 +52,7 @@ class Sequences:
         if names == ONLY_IDS:
             return result
         if "num_tokens" in names:
-            result["num_tokens"] = self.token_counts(range(len(self)))[_picked(rows)]
+            result["num_tokens"] = self.token_counts(range(len(self)))[picked(rows)]
         if not set(names) <= {"input_ids", "num_tokens"}:
             result |= self._others(names, rows)
         return result
@@ -177,7 +75,7 @@ class Sequences:
 
     def _input_ids(self, rows: range | np.ndarray) -> np.ndarray:
         """A view where they are a range and none of them is filled up."""
-        if _end(rows) <= self._whole:
+        if end_of(rows) <= self._whole:
             return plain_ids(self._whole_rows(rows), masked=self._masked)
         numbers = np.asarray(rows)
         filled = np.full((len(numbers), self._length), self._pad_id, dtype=self._pieces.ids.dtype)
@@ -189,7 +87,7 @@ class Sequences:
     def _whole_rows(self, rows: range | np.ndarray) -> np.ndarray:
         ids, length = self._pieces.ids, self._length
         if isinstance(ids, np.ndarray):
-            return ids[: self._whole * length].reshape(-1, length)[_picked(rows)]
+            return ids[: self._whole * length].reshape(-1, length)[picked(rows)]
         if isinstance(rows, range) and rows.step == 1:
             return ids[rows.start * length : rows.stop * length].reshape(-1, length)
         found = [ids[int(row) * length : (int(row) + 1) * length] for row in rows]
@@ -205,7 +103,7 @@ class Sequences:
 
     def _others(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
         # Worked out for all rows in between, which lie together; then the others are dropped.
-        start, stop = (int(rows[0]), _end(rows)) if len(rows) else (0, 0)
+        start, stop = (int(rows[0]), end_of(rows)) if len(rows) else (0, 0)
         pieces = self._pieces
         ids, offsets = pieces.ids, pieces.offsets
         first, last = start * self._length, max(start * self._length, min(stop * self._length, len(ids)))
@@ -236,7 +134,7 @@ class Sequences:
             made["attention_mask"] = self._blank(start, stop, 0)
             made["attention_mask"][: last - first] = documents >= 0
         if "cu_seqlens" in names:
-            begins = made[_BEGINS] = np.zeros((stop - start) * self._length, dtype=bool)
+            begins = made[BEGINS] = np.zeros((stop - start) * self._length, dtype=bool)
             begins[:: self._length] = True
             begins[bounds[:-1][lengths > 0] - first] = True
             if last - first < len(begins):
@@ -280,77 +178,3 @@ class Sequences:
         fillings = np.flatnonzero(pieces.documents < 0)
         rows = pieces.offsets[fillings + 1] // self._length - 1  # it ends its row
         return np.bincount(rows, weights=np.diff(pieces.offsets)[fillings], minlength=len(self)).astype(np.int64)
-
-
-class RaggedRows:
-    """A piece a row, as long as it is; a batch's rows lie end to end."""
-
-    def __init__(self, parts: Pieces, *, masked: bool) -> None:
-        self._parts = parts
-        self._masked = masked
-        self._rows = np.flatnonzero(np.diff(parts.offsets) > 0)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def size_bytes(self) -> int:
-        return self._parts.size_bytes
-
-    @property
-    def is_lazy(self) -> bool:
-        return False
-
-    def token_counts(self, rows: range) -> np.ndarray:
-        return np.diff(self._parts.offsets)[self._rows[rows.start : rows.stop : rows.step]]
-
-    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
-        return iter(())
-
-    def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:
-        parts = self._parts
-        chosen = self._rows[_picked(rows)]
-        placed = reorder(TokenChunk(as_array(parts.ids), parts.offsets), chosen)
-        ids, offsets = placed.ids, placed.offsets
-        lengths = np.diff(offsets)
-        made: dict[str, np.ndarray] = {_BEGINS: np.zeros(len(ids), dtype=bool)}
-        made[_BEGINS][offsets[:-1]] = True
-        if "input_ids" in names:
-            made["input_ids"] = plain_ids(ids, masked=self._masked)
-        if "labels" in names:
-            labels = np.empty(len(ids), dtype=np.int64)
-            labels[:-1] = labels_of(ids[1:], masked=self._masked)
-            labels[offsets[1:] - 1] = parts.after[chosen]
-            made["labels"] = labels
-        if "position_ids" in names:
-            made["position_ids"] = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
-        if "document_ids" in names:
-            made["document_ids"] = np.repeat(parts.documents[chosen], lengths)
-        if "attention_mask" in names:
-            made["attention_mask"] = np.ones(len(ids), dtype=np.int64)
-        if "num_tokens" in names:
-            made["num_tokens"] = lengths
-        if "spans" in names:
-            starts = parts.starts[chosen]
-            made["spans"] = np.stack([parts.sample_ids[chosen], starts, starts + lengths], axis=1)
-        made["sample_ids"] = self._sample_ids(rows)
-        return made
-
-    def _sample_ids(self, rows: range | np.ndarray) -> np.ndarray:
-        """Of each row the sample that ends with it, and of the empty ones behind it; the first row has those before."""
-        parts = self._parts
-        behind = np.append(self._rows[1:], len(parts.ends))
-        pieces = [
-            parts.sample_ids[first:stop][parts.ends[first:stop]]
-            for row in rows
-            for first, stop in [(self._rows[row] if row else 0, behind[row])]
-        ]
-        return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
-
-
-def _picked(rows: range | np.ndarray) -> slice | np.ndarray:
-    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
-
-
-def _end(rows: range | np.ndarray) -> int:
-    return int(rows[-1]) + 1 if len(rows) else 0

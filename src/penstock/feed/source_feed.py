@@ -13,7 +13,7 @@ from penstock.feed.known_tokenizer import KnownTokenizer, know_tokenizer
 from penstock.feed.packed_epoch import LastWindow, PackedEpoch
 from penstock.feed.pieces import Packing
 from penstock.feed.ranges import BlockRanges
-from penstock.feed.sequences import FieldName
+from penstock.feed.rows import FieldName
 from penstock.feed.state import ExclusionEntry
 from penstock.feed.texts import SampleReader
 from penstock.feed.timings import Timings

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.feed.sequences import Rows
+from penstock.feed.rows import Rows
 from penstock.feed.source_feed import SourceFeed
 from penstock.feed.state import ExclusionEntry, StreamPlace
 from penstock.plans.strided import Exclusion, StridedEpoch
