@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from blocks.data import all_rows, damages, numbered, write_jsonl
 from blocks.remote_stores import files
 from equipment.buckets import use_key
-from equipment.processes import python, run
+from equipment.processes import held_open, python, run
 from equipment.proxy import Proxy, faulty_proxy
 from equipment.servers import S3Server
 from equipment.web import web_server
@@ -195,12 +196,16 @@ def test_a_server_that_stops_answering_holds_nobody_at_exit(store: str, proxy: P
     code = """
 import sys
 from penstock import BlockManager
-print(len(BlockManager(sys.argv[1], dataset_chunk_size=20).get_rows(0, 0)), flush=True)  # and the next is read ahead
+print("ready", len(BlockManager(sys.argv[1], dataset_chunk_size=20).get_rows(0, 0)), flush=True)
+sys.stdin.read()
 """
     proxy.trouble.only, proxy.trouble.stall, proxy.trouble.stall_s = "block_00001", 1.0, 60.0
-    finished = run(python(code, store), timeout_s=30)
-    assert (finished.returncode, finished.output.strip()) == (0, "20")
-    assert [path for _, path, _ in proxy.requests if "block_00001" in path], "it was under way"
+    with held_open(python(code, store)) as process:  # which leaves it 30 s to end
+        deadline = monotonic() + 30
+        while not any("block_00001" in path for _, path, _ in proxy.requests):  # the next block is read ahead
+            assert monotonic() < deadline, "nothing was under way"
+            sleep(0.01)
+    assert process.returncode == 0
 
 
 def test_no_secret_is_pickled_or_written(store: str, tmp_path: Path) -> None:
