@@ -27,14 +27,22 @@ class ReadsObjects(ABC):
         return partial.joined(), partial.info
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
+        return self._range(key, start, stop).joined()
+
+    def view(self, key: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Bytes ``[start, stop)`` where they have arrived, while `get` and `get_range` copy them once more: for much
+        data that is only looked at."""
+        return self._range(key, start, stop).view()
+
+    def _range(self, key: str, start: int, stop: int | None) -> PartialRead:
         check_key(key)
-        check_range(self._what(key), start, stop)
+        check_range(self._what(key), start, _FURTHEST if stop is None else stop)
+        partial = PartialRead(start, stop)
         if start == stop or start >= _FURTHEST:
             self.head(key)
-            return b""
-        partial = PartialRead(start, stop)
-        self._read(key, partial)
-        return partial.joined()
+        else:
+            self._read(key, partial)
+        return partial
 
     def exists(self, key: str) -> bool:
         try:
