@@ -93,17 +93,20 @@ def test_what_is_there_is_not_tokenised_again(
 def test_a_chunk_that_cannot_be_made_stops_nobody_else(
     cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
+    monkeypatch.setattr(token_cache, "_CHUNKS_TOGETHER", 2)
     really = getattr(ChunkTexts, failing)
 
-    def fails(self: ChunkTexts, number: int, *more: Any) -> Any:
-        if number == 3:
+    def fails(self: ChunkTexts, number: int | list[int], *more: Any) -> Any:
+        if 7 in np.atleast_1d(number):
             raise OSError("no luck")
         return really(self, number, *more)
 
     monkeypatch.setattr(ChunkTexts, failing, fails)
     with pytest.raises(OSError, match="no luck"):
         cache.build()
-    assert (cache.token_counts()[:3] >= 0).all()
+    assert (cache.token_counts()[:6] >= 0).all()
+    with pytest.raises(OSError, match="no luck"):
+        cache.chunks(range(cache.chunk_count))
     monkeypatch.setattr(ChunkTexts, failing, really)
     assert samples_of(cache) == expected(tokenizer)  # nobody holds the right to make any of them
 

@@ -63,17 +63,27 @@ class ChunkTexts:
                 rows += self._blocks.parse_range(data, piece.block_id, piece.start, piece.stop)
         return rows
 
-    def tokens(self, number: int, rows: list[dict[str, Any]]) -> TokenChunk:
-        """The tokens of a chunk with these rows."""
+    def tokens(self, numbers: list[int], rows: list[list[dict[str, Any]]]) -> list[TokenChunk]:
+        """The tokens of chunks with these rows."""
+        if self._chat is not None or self._blocks.manifest.header.token_column is not None:
+            return [self._special(number, mine) for number, mine in zip(numbers, rows, strict=True)]
+        with self._timings.of("tokenise"):
+            texts = [text for mine in rows for text in self._blocks.texts_of(mine)]
+            encoded = self._tokenizer.encode(texts, np.dtype(self._header.dtype))
+        chunks = []
+        first = 0
+        for mine in rows:
+            offsets = encoded.offsets[first : first + len(mine) + 1]
+            chunks.append(TokenChunk(encoded.ids[offsets[0] : offsets[-1]], offsets - offsets[0]))
+            first += len(mine)
+        return chunks
+
+    def _special(self, number: int, rows: list[dict[str, Any]]) -> TokenChunk:
+        """The tokens of chats, or of what came tokenised."""
         start = number * self._header.chunk_size
-        dtype = np.dtype(self._header.dtype)
         if self._chat is not None:
             with self._timings.of("tokenise"):
                 encoded = self._chat.encode(self._chats(rows, start))
-                return TokenChunk(encoded.ids, encoded.offsets)
-        if self._blocks.manifest.header.token_column is None:
-            with self._timings.of("tokenise"):
-                encoded = self._tokenizer.encode(self._blocks.texts_of(rows), dtype)
                 return TokenChunk(encoded.ids, encoded.offsets)
         ids, offsets = self._blocks.tokens_of(rows)
         foreign = np.flatnonzero(ids >= self._header.vocab_size)
@@ -83,7 +93,7 @@ class ChunkTexts:
                 f"sample {sample_id} holds token {ids[foreign[0]]}, the tokenizer has {self._header.vocab_size}: "
                 "name the tokenizer that this data set was made with"
             )
-        return TokenChunk(ids.astype(dtype), offsets)
+        return TokenChunk(ids.astype(np.dtype(self._header.dtype)), offsets)
 
     def _chats(self, rows: list[dict[str, Any]], start: int) -> list[list[dict[str, str]]]:
         from penstock.sources.columns import messages_of

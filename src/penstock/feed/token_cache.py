@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,7 +45,9 @@ CHUNK_BYTES = 1 << 20
 CHUNK_SAMPLES = 10_000
 """And how many samples at most: a row costs more in memory than its few bytes on disk."""
 _VERSION = 1
-_BUILT_TOGETHER = 8
+_CHUNKS_TOGETHER = 16
+_SAMPLES_TOGETHER = 40_000
+"""What is tokenised at a time: more takes more memory, less leaves cores idle."""
 _BUSY_POLL_S = 0.01
 _BUSY_TIMEOUT_S = 600.0
 
@@ -65,13 +66,16 @@ class _Opened(NamedTuple):
 
 
 class _Making(NamedTuple):
-    """A chunk in the making."""
+    """Chunks in the making."""
 
-    number: int
-    of: TokenChunk | Soon[list[dict[str, Any]]]
-    """Its tokens, where they turned out to be there; else its rows, being read."""
+    there: dict[int, TokenChunk]
+    """Those that turned out to be there."""
+    numbers: list[int]
+    """The others,"""
+    rows: Soon[list[list[dict[str, Any]]]]
+    """whose rows are being read."""
     held: ExitStack
-    """The right to make it, which keeps others from doing the same."""
+    """The right to make them, which keeps others from doing the same."""
 
 
 class TokenCache:
@@ -189,8 +193,8 @@ class TokenCache:
             raise StorageError("the token cache has no folder that can be written: name one")
         missing = np.flatnonzero(self.token_counts() < 0).tolist()
         done = self.chunk_count - len(missing)
-        for first in range(0, len(missing), _BUILT_TOGETHER):
-            numbers = missing[first : first + _BUILT_TOGETHER]
+        for first in range(0, len(missing), _CHUNKS_TOGETHER):
+            numbers = missing[first : first + _CHUNKS_TOGETHER]
             self.chunks(numbers)
             done += len(numbers)
             if on_progress is not None:
@@ -206,13 +210,14 @@ class TokenCache:
     # -- making --------------------------------------------------------------------------------------------------------
 
     def _make_all(self, numbers: list[int]) -> dict[int, TokenChunk]:
-        """Tokenise chunks, but for those that another thread or process is at. The rows of the next are read meanwhile:
-        an engine leaves the interpreter alone."""
+        """Tokenise chunks, but for those that another thread or process is at. Several at a time, since engines work on
+        all cores only where there is much to do; the rows of the next are read meanwhile."""
         made: dict[int, TokenChunk] = {}
         begun: deque[_Making] = deque()
+        together = max(1, min(_CHUNKS_TOGETHER, _SAMPLES_TOGETHER // self.chunk_size))
         try:
-            for number in numbers:
-                begun.extend(self._begin(number))
+            for first in range(0, len(numbers), together):
+                begun.append(self._begin(numbers[first : first + together]))
                 if len(begun) > 1:
                     made |= self._finish(begun.popleft())
             while begun:
@@ -222,30 +227,39 @@ class TokenCache:
             for left in begun:
                 left.held.close()
 
-    def _begin(self, number: int) -> list[_Making]:
+    def _begin(self, numbers: list[int]) -> _Making:
         state = self._open()
+        there: dict[int, TokenChunk] = {}
+        mine = []
         with ExitStack() as held:
-            found = None
-            if state.store is not None:
-                if not held.enter_context(state.store.making(number)):
-                    return []
-                found = state.store.get(number)  # made while we came here
-            return [_Making(number, found or Soon(partial(state.texts.rows, number)), held.pop_all())]
+            for number in numbers:
+                if state.store is not None and not held.enter_context(state.store.making(number)):
+                    continue
+                found = state.store.get(number) if state.store is not None else None
+                if found is not None:  # made while we came here
+                    there[number] = found
+                else:
+                    mine.append(number)
+            rows = Soon(lambda: [state.texts.rows(number) for number in mine])
+            return _Making(there, mine, rows, held.pop_all())
 
     def _finish(self, making: _Making) -> dict[int, TokenChunk]:
         with making.held:
-            if isinstance(making.of, TokenChunk):
-                return {making.number: making.of}
             state = self._open()
-            made = state.texts.tokens(making.number, making.of.result())
-            if state.store is not None:
-                try:
-                    state.store.put(making.number, made)
-                except OSError as error:
-                    if not self._told:
-                        _log.warning("%s: tokens are not kept: %s", state.store.folder, error.strerror or error)
-                        self._told = True
-            return {making.number: made}
+            made = state.texts.tokens(making.numbers, making.rows.result())
+            for number, chunk in zip(making.numbers, made, strict=True):
+                self._keep(state.store, number, chunk)
+            return making.there | dict(zip(making.numbers, made, strict=True))
+
+    def _keep(self, store: TokenStore | None, number: int, chunk: TokenChunk) -> None:
+        if store is None:
+            return
+        try:
+            store.put(number, chunk)
+        except OSError as error:
+            if not self._told:
+                _log.warning("%s: tokens are not kept: %s", store.folder, error.strerror or error)
+                self._told = True
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
