@@ -1,0 +1,189 @@
+"""Some rows of one Parquet column: only the data pages that hold them are kept, decompressed and decoded.
+
+    column chunk of a row group:   [dictionary page] [data page] [data page] ...     each with a small header
+    what is kept of several:       a Parquet file of that one column, in memory ──► pyarrow
+
+A row group is what one must read whole by pyarrow's own means, and it is often ten times a page or more. Headers say
+how many rows each data page has, so whoever walks along them knows which to take. Columns inside lists have rows of
+several values and are refused before it comes to this.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import SourceError
+from penstock.pages.thrift import I64, NotWhole, read_struct, write_struct
+
+_MAGIC = b"PAR1"
+_DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
+_BYTE_ARRAY, _UTF8 = 6, 0
+_ENCODINGS = [0, 2, 3, 4, 5, 6, 7, 8, 9]
+"""All there are: a reader goes by the pages' own."""
+_OPTIONAL = 1
+_CODECS = {
+    "UNCOMPRESSED": 0,
+    "SNAPPY": 1,
+    "GZIP": 2,
+    "LZO": 3,
+    "BROTLI": 4,
+    "LZ4": 5,
+    "ZSTD": 6,
+    "LZ4_RAW": 7,
+}
+_HEADER_BYTES = 256
+"""What a header takes, about; one with long statistics takes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPages:
+    """Data pages of one column chunk that hold some rows."""
+
+    pages: tuple[memoryview, ...]
+    """Whole pages, headers included: the dictionary, where there is one, then data pages that follow each other."""
+    has_dictionary: bool
+    row_count: int
+    """Rows of these pages,"""
+    skip: int
+    """of which the first are not wanted."""
+    wanted: int
+
+
+Give = Callable[[int, int], memoryview]
+"""Bytes of a column chunk from a place on: so many, or more, or what there is to its end."""
+
+
+def take_pages(give: Give, size: int, first: int, last: int, what: str) -> TakenPages:
+    """Walk along a column chunk and take what holds rows ``[first, last)`` of it.
+
+    Args:
+        give: Bytes of the chunk.
+        size: How many it has.
+        first: The first row that is wanted, counted from the chunk's own first.
+        last: The row behind the last.
+        what: The chunk, for messages.
+    """
+    at = row = 0
+    taken: list[memoryview] = []
+    has_dictionary, begins = False, -1
+    while row < last:
+        if at >= size:
+            raise SourceError(f"{what} has {row} rows in its data pages, expected {last} or more: it is damaged")
+        header, data_at, stop = _header(give, at, size, what)
+        kind = header.get(1)
+        if kind == _DICTIONARY:
+            if has_dictionary or row:
+                raise SourceError(f"{what} has a dictionary where none belongs: it is damaged")
+            taken.append(_bytes(give, at, stop, what))
+            has_dictionary = True
+        elif kind in (_DATA, _DATA_V2):
+            count = _count(header, kind, what)
+            if row + count > first:
+                if begins < 0:
+                    begins = row
+                taken.append(_bytes(give, at, stop, what))
+            row += count
+        elif kind != _INDEX:
+            raise SourceError(f"{what} has a page of an unknown kind ({kind}) at byte {data_at}: it is damaged")
+        at = stop
+    return TakenPages(tuple(taken), has_dictionary, row - begins, first - begins, last - first)
+
+
+def _header(give: Give, at: int, size: int, what: str) -> tuple[dict[int, Any], int, int]:
+    """A page's header, where its data begins, and where the page ends."""
+    asked = min(_HEADER_BYTES, size - at)
+    while True:
+        data = give(at, asked)
+        try:
+            header, length = read_struct(data, 0)
+            break
+        except NotWhole as error:
+            if len(data) >= size - at:
+                raise SourceError(f"{what} has a page header that breaks off: it is damaged") from error
+            asked = min(max(asked, len(data)) * 4, size - at)
+        except ValueError as error:
+            raise SourceError(f"{what} has no page header at byte {at} of it ({error}): it is damaged") from error
+    compressed = header.get(3)
+    if not isinstance(compressed, int) or compressed < 0 or at + length + compressed > size:
+        raise SourceError(
+            f"{what} has a page of {compressed!r} bytes, and {size - at - length} are left: it is damaged"
+        )
+    return header, at + length, at + length + compressed
+
+
+def _count(header: dict[int, Any], kind: int, what: str) -> int:
+    inner = header.get(5 if kind == _DATA else 8)
+    count = inner.get(1) if isinstance(inner, dict) else None
+    if not isinstance(count, int) or count < 0:
+        raise SourceError(f"{what} has a data page with {count!r} rows: it is damaged")
+    return count
+
+
+def _bytes(give: Give, at: int, stop: int, what: str) -> memoryview:
+    data = give(at, stop - at)
+    if len(data) < stop - at:
+        raise SourceError(f"{what} breaks off at byte {at + len(data)} of it: it is damaged")
+    return data[: stop - at]
+
+
+def decode(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int, what: str) -> Any:
+    """The wanted rows of several column chunks, end to end, as an Arrow array of strings.
+
+    Args:
+        taken: Of each chunk, what holds its rows.
+        codecs: What each is compressed with, by pyarrow's name.
+        levels: How many of the column and the groups around it may be null.
+        what: Where this is from, for messages.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(pa.BufferReader(_file(taken, codecs, levels)), page_checksum_verification=True)
+        table = file.read(use_threads=False)
+        column = table.column(0)
+        for _ in range(max(0, levels - 1)):
+            column = pa.chunked_array([chunk.flatten()[0] for chunk in column.chunks], type=column.type[0].type)
+        wanted, at = [], 0
+        for some in taken:
+            wanted.append(column.slice(at + some.skip, some.wanted))
+            at += some.row_count
+        found = pa.chunked_array([chunk for some in wanted for chunk in some.chunks], type=column.type)
+        found.validate(full=True)  # nobody else looks whether offsets lie inside their buffers and strings are UTF-8
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{what} is not sound Parquet: {error}") from error
+    expected = sum(some.wanted for some in taken)
+    if len(found) != expected or at != len(column):
+        raise SourceError(f"{what} has {len(found)} of the {expected} rows that its headers tell of: it is damaged")
+    return found
+
+
+def _file(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int) -> bytes:
+    """A Parquet file with one column and a row group for each chunk. Groups that may be null stand around the column as
+    often as in the file it is from: what is null is told by numbers that count them."""
+    path = [b"c"] * max(1, levels)
+    schema = [((4, b"schema"), (5, 1))]
+    schema += [((3, _OPTIONAL), (4, b"c"), (5, 1)) for _ in path[1:]]
+    schema += [((1, _BYTE_ARRAY), (3, _OPTIONAL if levels else 0), (4, b"c"), (6, _UTF8))]
+    groups, pieces, at = [], [memoryview(_MAGIC)], len(_MAGIC)
+    for some, codec in zip(taken, codecs, strict=True):
+        size = sum(map(len, some.pages))
+        data_at = at + (len(some.pages[0]) if some.has_dictionary else 0)
+        facts = [(1, _BYTE_ARRAY), (2, _ENCODINGS), (3, path), (4, _CODECS[codec]), (5, I64(some.row_count))]
+        facts += [(6, I64(size)), (7, I64(size)), (9, I64(data_at))]
+        facts += [(11, I64(at))] if some.has_dictionary else []
+        groups.append(((1, [((2, I64(at)), (3, tuple(facts)))]), (2, I64(size)), (3, I64(some.row_count))))
+        pieces += some.pages
+        at += size
+    footer = write_struct([(1, 1), (2, schema), (3, I64(sum(some.row_count for some in taken))), (4, groups)])
+    return b"".join([*pieces, footer, struct.pack("<I", len(footer)), _MAGIC])
+
+
+def refuse_codec(codec: str, what: str) -> None:
+    if codec not in _CODECS:
+        raise SourceError(
+            f"{what} is compressed with {codec}, which is not known: expected one of {', '.join(_CODECS)}"
+        )
