@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.blocks import cache_folder
-from penstock.errors import ObjectNotFound, PenstockError, SourceError, StorageError
+from penstock.errors import AccessDenied, ObjectNotFound, SourceError
 from penstock.pages.catalog import LARGEST_METADATA_BYTES, METADATA_KEY, SIZES_KEY, Catalog, Shard, parse_catalog
 from penstock.pages.footers import TAIL_BYTES, ColumnFacts, column_facts, read_footer
 from penstock.storage import EndpointStorage, LocalStorage, ObjectInfo, ObjectStorage, ReadableStorage
+from penstock.storage.keys import TEMP_SUFFIX
 
 if TYPE_CHECKING:
     from penstock.feed.token_store import TokenStore
@@ -70,7 +73,7 @@ class PagedDataset:
             if known is not None and (not fresh or time.monotonic() - known[2] < FRESH_S):
                 return known[0]
             sizes, sizes_info = self._index_file(SIZES_KEY)
-            metadata, metadata_info = self._index_file(METADATA_KEY)
+            metadata, metadata_info = self._metadata_file()
             if sizes is None:
                 raise SourceError(
                     f"{self.where} has no {SIZES_KEY}, so what it holds is not known: write it with "
@@ -91,6 +94,14 @@ class PagedDataset:
                 f"{self.where} is another data set now: expected {self._expected_id}, got {catalog.dataset_id}; its "
                 "index was written again after the pages were chosen: choose pages anew"
             )
+
+    def _metadata_file(self) -> tuple[bytes | None, object]:
+        """`_metadata.yaml`; None where there is none, which S3 tells whoever may not list by refusing."""
+        try:
+            return self._index_file(METADATA_KEY)
+        except AccessDenied as error:
+            _log.warning("%s: going on without %s, all configs are taken", error, METADATA_KEY)
+            return None, None
 
     def _index_file(self, key: str) -> tuple[bytes | None, object]:
         """An index file, from the cache where its version is still the same; and what tells it from others."""
@@ -205,25 +216,30 @@ class PagedDataset:
 
     def _kept(self, name: str) -> bytes | None:
         try:
-            found = _folder().get(name)
-        except StorageError:  # mostly: not there
+            found = (_folder() / name).read_bytes()
+        except OSError:  # mostly: not there
             return None
         digest, rest = found[:32], found[32:]
         return rest if hashlib.sha256(rest).digest() == digest else None
 
     def _keep(self, name: str, data: bytes) -> None:
+        """Keep something that can be asked for again. Nothing is synced: what a power loss spoils is not taken."""
+        path = _folder() / name
+        temp = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}{TEMP_SUFFIX}")
         try:
-            _folder().put(name, hashlib.sha256(data).digest() + data)
-        except (StorageError, PenstockError) as error:
-            _log.debug("%s is not kept: %s", name, error)  # where nothing can be written, it is asked for each time
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temp.write_bytes(hashlib.sha256(data).digest() + data)
+            temp.replace(path)
+        except OSError as error:  # where nothing can be written, it is asked for each time
+            _log.debug("%s is not kept: %s", path, error.strerror or error)
 
 
 def _rebuild(storage: ReadableStorage, expected_id: str | None) -> PagedDataset:
     return PagedDataset(storage, expected_id=expected_id)
 
 
-def _folder() -> LocalStorage:
-    return LocalStorage(cache_folder().expanduser().absolute() / "pages")
+def _folder() -> Path:
+    return cache_folder().expanduser().absolute() / "pages"
 
 
 def _hashed(*parts: str) -> str:

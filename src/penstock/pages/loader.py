@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import closing, suppress
@@ -34,6 +35,7 @@ class _Opened(NamedTuple):
     rows_per_page: int
     source: PageTokenSource
     pad_id: int
+    pid: int
 
 
 class R2DatasetLoader:
@@ -325,7 +327,7 @@ class R2DatasetLoader:
 
     def _open(self) -> _Opened:
         with self._lock:
-            if self._opened is None:
+            if self._opened is None or self._opened.pid != os.getpid():  # locks of files do not come along when forked
                 self._dataset = dataset = self.dataset
                 catalog = dataset.catalog()
                 pages = check_pages(self.pages, catalog, self._num_rows_per_page)
@@ -344,7 +346,7 @@ class R2DatasetLoader:
                 )
                 rows_per_page = rows or max((page.row_count for page in pages), default=ROWS_PER_PAGE)
                 pad_id = tokenizer.end_of_text_id if self._pad_id is None else self._pad_id
-                self._opened = _Opened(catalog, pages, rows_per_page, source, pad_id)
+                self._opened = _Opened(catalog, pages, rows_per_page, source, pad_id, os.getpid())
             return self._opened
 
     def _made_tokenizer(self, catalog: Catalog, reader: PageReader) -> PageTokenizerLike:

@@ -52,7 +52,7 @@ class Requests:
             finally:
                 left.release()
 
-        self._start(min(self._limit, len(jobs)))
+        self._start(len(jobs))
         for place, job in enumerate(jobs):
             self._waiting.put(lambda place=place, job=job: run(place, job))
         for _ in jobs:
@@ -74,10 +74,10 @@ class Requests:
         if self._closing:
             raise PenstockError("the iteration has ended")
 
-    def _start(self, count: int) -> None:
+    def _start(self, more: int) -> None:
         with self._lock:
             self._refuse_closed()
-            while len(self._threads) < count:
+            for _ in range(min(more, self._limit - len(self._threads))):
                 thread = threading.Thread(target=self._work, name="penstock request", daemon=True)
                 self._threads.append(thread)
                 thread.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
@@ -12,7 +14,7 @@ import numpy as np
 
 from penstock.blocks import cache_folder
 from penstock.errors import ConfigError, StorageError
-from penstock.feed.engines import EngineName, fitting_engines
+from penstock.feed.engines import Engine, EngineName, ReferenceEngine, fitting_engines
 from penstock.feed.loading import find_tokenizer, make_tokenizer
 from penstock.feed.tokenizer import Encoded, Tokenizer
 from penstock.feed.tokenizer_files import NamedTokenizer
@@ -21,6 +23,9 @@ from penstock.storage import LocalStorage
 
 _ENGINES: tuple[EngineName, ...] = ("gigatoken", "tokenizers")
 _LARGEST_VOCABULARY = 1 << 31
+_KEPT = 4
+_lock = threading.Lock()
+_made: OrderedDict[tuple[str, str, bytes], Tokenizer] = OrderedDict()
 
 
 class PageTokenizerLike(Protocol):
@@ -125,17 +130,29 @@ def _on_engine(named: NamedTokenizer, first_texts: Callable[[], list[str]], data
         noted = ""
     for engine in _ENGINES:
         if engine == noted:
-            return make_tokenizer(named, engine)
+            return _once(named, engine)
     try:
         fitting = fitting_engines(named.definition, first_texts())
     except ConfigError as error:
         raise ConfigError(f"{named.origin}: {error}") from error
-    made = make_tokenizer(named, fitting)
+    made = _once(named, fitting)
     try:
         notes.put(name, made.engine.encode())
     except StorageError:
         return made  # where nothing can be written, engines are compared each time
     return made
+
+
+def _once(named: NamedTokenizer, engine: EngineName | tuple[ReferenceEngine, Engine]) -> Tokenizer:
+    """A tokenizer that was made before is taken again: windows are many, and loading one takes a while."""
+    name = engine if isinstance(engine, str) else engine[1].name
+    key = name, named.end_of_text or "", hashlib.sha256(named.definition.encode()).digest()
+    with _lock:
+        found = _made.pop(key, None) or make_tokenizer(named, engine)
+        _made[key] = found
+        while len(_made) > _KEPT:
+            _made.popitem(last=False)
+        return found
 
 
 def _version(package: str) -> str:

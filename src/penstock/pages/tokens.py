@@ -69,7 +69,9 @@ class PageTokenSource:
         self._tokenizer = tokenizer
         self._on_bad_row: OnBadRow = on_bad_row
         self._batch_texts = max(1, batch_texts)
-        self._cache_bytes = cache_bytes if tokenizer.fingerprint else 0
+        self._fingerprint = tokenizer.fingerprint
+        self._cache_bytes = cache_bytes if self._fingerprint else 0
+        self._stores: dict[tuple[str, int], TokenStore | None] = {}
         self._text_column = text_column
         self.dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
         self.timings = Timings()
@@ -148,14 +150,17 @@ class PageTokenSource:
         number = numbering.number_of(self._catalog.place_of(page.config_name, page.split), page.first_row)
         if number is None or numbering.rows_of(number).row_count != page.row_count:
             return None
-        store = self._store(page.split, rows_per_page, numbering.page_count)
+        key = page.split, rows_per_page
+        if key not in self._stores:
+            self._stores[key] = self._store(*key, numbering.page_count)
+        store = self._stores[key]
         return (store, number) if store is not None else None
 
     def _store(self, split: str, rows_per_page: int, page_count: int) -> TokenStore | None:
         wanted = {
             "version": _VERSION,
             "dataset_id": self._catalog.dataset_id,
-            "tokenizer_fingerprint": self._tokenizer.fingerprint,
+            "tokenizer_fingerprint": self._fingerprint,
             "text_column": self._text_column,
             "split": split,
             "rows_per_page": rows_per_page,
