@@ -19,6 +19,9 @@ class ByteBudget:
         self._changed = threading.Condition()
         self._held: dict[int, int] = {}
         self._next = 0
+        """The page whose turn it is."""
+        self._passed: set[int] = set()
+        """Later ones that will never take any."""
         self._closing = False
         self.largest = 0
         """The most that was held at a time."""
@@ -31,7 +34,7 @@ class ByteBudget:
             if self._closing:
                 raise PenstockError("the iteration has ended")
             self._held[number] = size_bytes
-            self._next += 1
+            self._advance()
             self._note()
 
     def change(self, number: int, size_bytes: int) -> None:
@@ -44,13 +47,22 @@ class ByteBudget:
         """A page's bytes are free again; one that never took any loses its turn."""
         with self._changed:
             if self._held.pop(number, None) is None and number >= self._next:
-                self._next = number + 1
+                if number == self._next:
+                    self._advance()
+                else:
+                    self._passed.add(number)
             self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+    def _advance(self) -> None:
+        self._next += 1
+        while self._next in self._passed:
+            self._passed.remove(self._next)
+            self._next += 1
 
     def _has_room(self, size_bytes: int) -> bool:
         held = sum(self._held.values())
