@@ -198,7 +198,8 @@ def _meant(metadata: bytes | None, where: str) -> set[str] | None:
     try:
         found = yaml.load(metadata, Loader=loader)  # the safe one
     except yaml.YAMLError as error:
-        raise SourceError(f"{where}/{METADATA_KEY} is not YAML: {error}: {_remedy(where)}") from error
+        told = " ".join(str(error).split())
+        raise SourceError(f"{where}/{METADATA_KEY} is not YAML: {told}: {_remedy(where)}") from error
     configs = found.get("configs") if isinstance(found, dict) else None
     if configs is None:
         return None

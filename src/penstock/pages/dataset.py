@@ -46,8 +46,8 @@ class PagedDataset:
         self._facts: OrderedDict[tuple[str, str | None], ColumnFacts] = OrderedDict()
         self._facts_bytes = 0
         self._tail_bytes = TAIL_BYTES
-        self.token_stores: dict[str, TokenStore | None] = {}
-        """Token caches of this data set that are open in this process, by folder name."""
+        self.token_stores: dict[tuple[int, Path, int], TokenStore | None] = {}
+        """Token caches of this data set that are open, by process, folder and budget."""
 
     def __reduce__(self) -> tuple[object, ...]:
         known = self._catalog[0].dataset_id if self._catalog is not None else self._expected_id

@@ -1,7 +1,7 @@
 """Making the index files of a data set: one look at each shard's footer, and two small files beside them.
 
     <data set>/<config>/.../<shard>.parquet     the first folder is the config; shards in none are of config `default`
-    <data set>/data/<config>/...                `data` alone is no config where there are folders in it
+    <data set>/data/<config>/...                the same: `data` is no config
 
 A shard is of the split that a folder, or the beginning of its name, tells of: train, valid (validation, val, dev) or
 test; else of train. Shards are numbered by name, so that the index is the same whoever makes it, and whenever.
@@ -105,11 +105,9 @@ def _is_shard(key: str) -> bool:
 def _place(key: str) -> tuple[str, str]:
     """A shard's config and split, by its path."""
     *folders, name = key.split("/")
-    if len(folders) > 1 and folders[0] == _DATA and _split_of(folders[1]) is None:
+    if folders and folders[0] == _DATA:
         folders = folders[1:]
-    config = ALL_OF_THEM
-    if folders and _split_of(folders[0]) is None and folders != [_DATA]:
-        config = folders[0]
+    config = folders[0] if folders and _split_of(folders[0]) is None else ALL_OF_THEM
     split = next((split for part in [*folders, name] if (split := _split_of(part))), "train")
     return config, split
 

@@ -56,18 +56,18 @@ class R2DatasetLoader:
     length is known once every page was tokenised, which `len` does. Pickles; constructing does no I/O.
     """
 
-    MAX_CONCURRENT_REQUESTS = 8
-    PREFETCH_SIZE = 3
+    MAX_CONCURRENT_REQUESTS: int = 8
+    PREFETCH_SIZE: int = 3
     """Pages loaded behind the one that is used."""
-    READ_BUFFER_SIZE = 4 * 1024 * 1024
+    READ_BUFFER_SIZE: int = 4 * 1024 * 1024
     """The largest range that is asked for at a time."""
-    BATCH_SIZE = 128
+    BATCH_SIZE: int = 128
     """Texts tokenised together."""
-    CF_REGION_NAME = "enam"
-    DATASET_SUBFOLDER = "HuggingFaceFW_fineweb-edu-score-2"
-    PREFETCH_BYTES = 256 << 20
+    CF_REGION_NAME: str = "enam"
+    DATASET_SUBFOLDER: str = "HuggingFaceFW_fineweb-edu-score-2"
+    PREFETCH_BYTES: int = 256 << 20
     """How much memory pages may take; one page alone may take more."""
-    TOKEN_CACHE_BYTES = 8 << 30
+    TOKEN_CACHE_BYTES: int = 8 << 30
     """How much disk the tokens of pages may take, a data set and tokenizer; 0 keeps none."""
 
     @classmethod

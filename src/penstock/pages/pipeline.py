@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from penstock.errors import BadRowError, PageError, PenstockError
 from penstock.pages.budget import ByteBudget
@@ -49,7 +49,7 @@ class PagePipeline:
         self._closing = False
         self._threads: list[threading.Thread] = []
 
-    def __iter__(self) -> Iterator[PageTokens]:
+    def __iter__(self) -> Generator[PageTokens, None, None]:
         """The pages in order, once. What is handed out may be used until the next is asked for."""
         for _ in range(min(self._ahead + 1, len(self._pages))):
             thread = threading.Thread(target=self._run, name="penstock pages", daemon=True)

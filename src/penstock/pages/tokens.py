@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -167,15 +168,14 @@ class PageTokenSource:
             "dtype": self.dtype.str,
         }
         told = orjson.dumps(wanted, option=orjson.OPT_SORT_KEYS)
-        name = f"pages-{hashlib.sha256(told).hexdigest()[:32]}"
-        key = f"{os.getpid()} {name} {self._cache_bytes}"  # locks do not come along when forked
+        folder = cache_folder().expanduser().absolute() / "tokens" / f"pages-{hashlib.sha256(told).hexdigest()[:32]}"
+        key = os.getpid(), folder, self._cache_bytes  # locks do not come along when forked
         with _opening:
             if key not in self._dataset.token_stores:
-                self._dataset.token_stores[key] = self._opened(name, told, page_count)
+                self._dataset.token_stores[key] = self._opened(folder, told, page_count)
             return self._dataset.token_stores[key]
 
-    def _opened(self, name: str, told: bytes, page_count: int) -> TokenStore | None:
-        folder = cache_folder().expanduser().absolute() / "tokens" / name
+    def _opened(self, folder: Path, told: bytes, page_count: int) -> TokenStore | None:
         try:
             storage = LocalStorage(folder)
             if not storage.exists("header.json"):
