@@ -3,17 +3,21 @@
     column chunk of a row group:   [dictionary page] [data page] [data page] ...     each with a small header
     what is kept of several:       a Parquet file of that one column, in memory ──► pyarrow
 
-A row group is what one must read whole by pyarrow's own means, and it is often ten times a page or more. Headers say
-how many rows each data page has, so whoever walks along them knows which to take. Columns inside lists have rows of
-several values and are refused before it comes to this.
+A row group is what one must read whole by pyarrow's own means, and it is often ten times a page or more, or a thousand
+times. Headers say how many rows each data page has, so whoever walks along them knows which to take, and may remember
+it. Columns inside lists have rows of several values and are refused before it comes to this.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from penstock.errors import SourceError
 from penstock.pages.thrift import I64, NotWhole, read_struct, write_struct
@@ -23,6 +27,7 @@ _DATA, _INDEX, _DICTIONARY, _DATA_V2 = range(4)
 _BYTE_ARRAY, _UTF8 = 6, 0
 _ENCODINGS = [0, 2, 3, 4, 5, 6, 7, 8, 9]
 """All there are: a reader goes by the pages' own."""
+_BY_DICTIONARY = (2, 8)
 _OPTIONAL = 1
 _CODECS = {
     "UNCOMPRESSED": 0,
@@ -43,7 +48,7 @@ class TakenPages:
     """Data pages of one column chunk that hold some rows."""
 
     pages: tuple[memoryview, ...]
-    """Whole pages, headers included: the dictionary, where there is one, then data pages that follow each other."""
+    """Whole pages, headers included: the dictionary, where it is needed, then data pages that follow each other."""
     has_dictionary: bool
     row_count: int
     """Rows of these pages,"""
@@ -52,48 +57,134 @@ class TakenPages:
     wanted: int
 
 
+@dataclass(frozen=True, slots=True)
+class FoundPages:
+    """Where they are, in bytes of the chunk; the rest as `TakenPages` has it."""
+
+    dictionary: tuple[int, int] | None
+    data: tuple[int, int]
+    row_count: int
+    skip: int
+    wanted: int
+
+
 Give = Callable[[int, int], memoryview]
 """Bytes of a column chunk from a place on: so many, or more, or what there is to its end."""
 
 
+class PagePlaces:
+    """Where the data pages of a column chunk are, as far as somebody has walked along it. Not safe for threads."""
+
+    def __init__(self, found: np.ndarray | None = None) -> None:
+        """Begin before the first page, or where an earlier walk ended; see `as_array`."""
+        self._rows, self._at, self._coded = ([] if found is None else found[1:-1, place].tolist() for place in range(3))
+        begin = (0, 0, 0) if found is None else found[0].tolist()
+        end = (0, 0, 0) if found is None else found[-1].tolist()
+        self._dictionary = begin[0], begin[1]
+        """From where to where; nothing where there is none."""
+        self._row, self._next = end[0], end[1]
+        """The first row, and the first byte, that nobody has walked along yet."""
+
+    def as_array(self) -> np.ndarray:
+        pages = zip(self._rows, self._at, self._coded, strict=True)
+        return np.array([(*self._dictionary, 0), *pages, (self._row, self._next, 0)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def walk(self, give: Give, size: int, until: int, what: str) -> None:
+        """Find the pages up to row `until`.
+
+        Args:
+            give: Bytes of the chunk.
+            size: How many it has.
+            until: The row behind the last that is wanted, counted from the chunk's own first.
+            what: The chunk, for messages.
+        """
+        while self._row < until:
+            at = self._next
+            if at >= size:
+                raise SourceError(
+                    f"{what} has {self._row} rows in its data pages, expected {until} or more: it is damaged"
+                )
+            header, stop = _header(give, at, size, what)
+            kind = header.get(1)
+            if kind == _DICTIONARY:
+                if self._dictionary[1] or self._rows:
+                    raise SourceError(f"{what} has a dictionary where none belongs: it is damaged")
+                self._dictionary = at, stop
+            elif kind in (_DATA, _DATA_V2):
+                count, coded = _data_page(header, kind, what)
+                if count:
+                    self._rows.append(self._row)
+                    self._at.append(at)
+                    self._coded.append(coded)
+                    self._row += count
+            elif kind != _INDEX:
+                raise SourceError(f"{what} has a page of an unknown kind ({kind}) at byte {at} of it: it is damaged")
+            self._next = stop
+
+    def find(self, first: int, last: int, what: str) -> FoundPages:
+        """Which bytes hold rows ``[first, last)``; they were walked along before."""
+        begin, end = bisect_right(self._rows, first) - 1, bisect_left(self._rows, last)
+        bounds = [*self._at, self._next]
+        stop_row = self._rows[end] if end < len(self._rows) else self._row
+        coded = any(self._coded[begin:end])
+        if coded and not self._dictionary[1]:
+            raise SourceError(f"{what} has data pages with a dictionary, and none: it is damaged")
+        return FoundPages(
+            self._dictionary if coded else None,
+            (bounds[begin], bounds[end]),
+            stop_row - self._rows[begin],
+            first - self._rows[begin],
+            last - first,
+        )
+
+    @classmethod
+    def from_index(cls, data: bytes, start: int, has_dictionary: bool, rows: int, what: str) -> PagePlaces:
+        """All pages of a chunk by its offset index, which some writers put beside the footer.
+
+        Args:
+            data: The index.
+            start: Where the chunk begins in its file.
+            has_dictionary: Whether it begins with one; all pages are then taken to use it.
+            rows: How many rows the chunk has.
+            what: The chunk, for messages.
+        """
+        try:
+            entries = read_struct(memoryview(data), 0)[0][1]
+            at = [int(entry[1]) - start for entry in entries]
+            begins = [int(entry[3]) for entry in entries]
+            end = at[-1] + int(entries[-1][2])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise SourceError(f"{what} has an offset index that is none ({error!r}): it is damaged") from error
+        if (
+            begins[0]
+            or at[0] < 0
+            or any(x >= y for x, y in [*pairwise(begins), *pairwise([*at, end]), (begins[-1], rows)])
+        ):
+            raise SourceError(f"{what} has an offset index that goes to and fro: it is damaged")
+        coded = has_dictionary and at[0] > 0
+        pages = zip(begins, at, [coded] * len(at), strict=True)
+        return cls(np.array([(0, at[0] if coded else 0, 0), *pages, (rows, end, 0)], dtype=np.int64))
+
+
 def take_pages(give: Give, size: int, first: int, last: int, what: str) -> TakenPages:
-    """Walk along a column chunk and take what holds rows ``[first, last)`` of it.
-
-    Args:
-        give: Bytes of the chunk.
-        size: How many it has.
-        first: The first row that is wanted, counted from the chunk's own first.
-        last: The row behind the last.
-        what: The chunk, for messages.
-    """
-    at = row = 0
-    taken: list[memoryview] = []
-    has_dictionary, begins = False, -1
-    while row < last:
-        if at >= size:
-            raise SourceError(f"{what} has {row} rows in its data pages, expected {last} or more: it is damaged")
-        header, data_at, stop = _header(give, at, size, what)
-        kind = header.get(1)
-        if kind == _DICTIONARY:
-            if has_dictionary or row:
-                raise SourceError(f"{what} has a dictionary where none belongs: it is damaged")
-            taken.append(_bytes(give, at, stop, what))
-            has_dictionary = True
-        elif kind in (_DATA, _DATA_V2):
-            count = _count(header, kind, what)
-            if row + count > first:
-                if begins < 0:
-                    begins = row
-                taken.append(_bytes(give, at, stop, what))
-            row += count
-        elif kind != _INDEX:
-            raise SourceError(f"{what} has a page of an unknown kind ({kind}) at byte {data_at}: it is damaged")
-        at = stop
-    return TakenPages(tuple(taken), has_dictionary, row - begins, first - begins, last - first)
+    """Walk along a column chunk and take what holds rows ``[first, last)`` of it."""
+    places = PagePlaces()
+    places.walk(give, size, last, what)
+    return fetched(give, places.find(first, last, what), what)
 
 
-def _header(give: Give, at: int, size: int, what: str) -> tuple[dict[int, Any], int, int]:
-    """A page's header, where its data begins, and where the page ends."""
+def fetched(give: Give, found: FoundPages, what: str) -> TakenPages:
+    """The pages themselves."""
+    ranges = [found.data] if found.dictionary is None else [found.dictionary, found.data]
+    pages = tuple(_bytes(give, *one, what) for one in ranges)
+    return TakenPages(pages, found.dictionary is not None, found.row_count, found.skip, found.wanted)
+
+
+def _header(give: Give, at: int, size: int, what: str) -> tuple[dict[int, Any], int]:
+    """A page's header, and where the page ends."""
     asked = min(_HEADER_BYTES, size - at)
     while True:
         data = give(at, asked)
@@ -111,15 +202,17 @@ def _header(give: Give, at: int, size: int, what: str) -> tuple[dict[int, Any], 
         raise SourceError(
             f"{what} has a page of {compressed!r} bytes, and {size - at - length} are left: it is damaged"
         )
-    return header, at + length, at + length + compressed
+    return header, at + length + compressed
 
 
-def _count(header: dict[int, Any], kind: int, what: str) -> int:
+def _data_page(header: dict[int, Any], kind: int, what: str) -> tuple[int, bool]:
+    """A data page's rows, and whether its values are numbers of a dictionary's entries."""
     inner = header.get(5 if kind == _DATA else 8)
-    count = inner.get(1) if isinstance(inner, dict) else None
+    inner = inner if isinstance(inner, dict) else {}
+    count, encoding = inner.get(1), inner.get(2 if kind == _DATA else 4)
     if not isinstance(count, int) or count < 0:
         raise SourceError(f"{what} has a data page with {count!r} rows: it is damaged")
-    return count
+    return count, encoding in _BY_DICTIONARY
 
 
 def _bytes(give: Give, at: int, stop: int, what: str) -> memoryview:

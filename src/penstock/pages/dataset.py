@@ -8,12 +8,17 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.blocks import cache_folder
 from penstock.errors import AccessDenied, ObjectNotFound, SourceError
 from penstock.pages.catalog import LARGEST_METADATA_BYTES, METADATA_KEY, SIZES_KEY, Catalog, Shard, parse_catalog
+from penstock.pages.data_pages import PagePlaces
 from penstock.pages.footers import TAIL_BYTES, ColumnFacts, column_facts, read_footer
 from penstock.storage import EndpointStorage, LocalStorage, ObjectInfo, ObjectStorage, ReadableStorage
 from penstock.storage.keys import TEMP_SUFFIX
@@ -26,6 +31,8 @@ _log = logging.getLogger(__name__)
 FRESH_S = 10.0
 """For how long the index files count as looked at."""
 _FACTS_BYTES = 64 << 20
+_KEPT_PLACES = 64
+_WORTH_KEEPING = 8
 
 
 class PagedDataset:
@@ -40,11 +47,13 @@ class PagedDataset:
         self.storage = storage
         self._expected_id = expected_id
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._turns: dict[str, threading.Lock] = {}
         self._catalog: tuple[Catalog, tuple[object, ...], float] | None = None
         self._infos: dict[str, ObjectInfo] = {}
         self._facts: OrderedDict[tuple[str, str | None], ColumnFacts] = OrderedDict()
         self._facts_bytes = 0
+        self._places: OrderedDict[str, PagePlaces] = OrderedDict()
         self._tail_bytes = TAIL_BYTES
         self.token_stores: dict[tuple[int, Path, int], TokenStore | None] = {}
         """Token caches of this data set that are open, by process, folder and budget."""
@@ -68,7 +77,7 @@ class PagedDataset:
 
     def catalog(self, *, fresh: bool = False) -> Catalog:
         """What it holds; looked at once, and with `fresh` again where the last look is a while ago."""
-        with self._lock:
+        with self._looking:
             known = self._catalog
             if known is not None and (not fresh or time.monotonic() - known[2] < FRESH_S):
                 return known[0]
@@ -83,6 +92,10 @@ class PagedDataset:
             if known is None or known[1] != versions:
                 catalog = parse_catalog(sizes, metadata, where=self.where, root=root_of(self.storage))
                 self._refuse_another(catalog)
+                with self._lock:
+                    self._infos.clear()
+                    self._facts.clear()
+                    self._facts_bytes = 0
             else:
                 catalog = known[0]
             self._catalog = catalog, versions, time.monotonic()
@@ -185,8 +198,8 @@ class PagedDataset:
         found = self._kept_facts(name) if info.version is not None else None
         if found is None:
             what = f"{self.where}/{shard.path}"
-            metadata, _ = self.footer(info)
-            found = column_facts(metadata, column, info.size_bytes, what)
+            metadata, raw = self.footer(info)
+            found = column_facts(metadata, column, info.size_bytes, what, raw)
             if info.version is not None:
                 self._keep(name, found.saved())
         if found.num_rows != shard.num_rows:
@@ -196,14 +209,37 @@ class PagedDataset:
             )
         return found
 
-    def footer(self, info: ObjectInfo) -> tuple[Any, int]:
-        """A shard's whole metadata, as pyarrow has it, and its size."""
+    @contextmanager
+    def page_places(self, shard: Shard, facts: ColumnFacts, group: int) -> Iterator[PagePlaces]:
+        """What is known of a large column chunk's pages; whoever learns more of it does so alone, and it is kept."""
+        info = self.info(shard)
+        key = _hashed(
+            self.told, shard.path, info.version or "", str(info.size_bytes), facts.column, str(group), "places"
+        )
+        with self._lock:
+            turn = self._turns.setdefault(key, threading.Lock())
+        with turn:
+            places = self._places.get(key)
+            if places is None:
+                places = self._found_places(key, info, facts, group)
+            before = len(places)
+            yield places
+            with self._lock:
+                self._places[key] = places
+                self._places.move_to_end(key)
+                while len(self._places) > _KEPT_PLACES:
+                    self._places.popitem(last=False)
+            if len(places) > before + _WORTH_KEEPING and info.version is not None:
+                self._keep(key, places.as_array().astype("<i8").tobytes())
+
+    def footer(self, info: ObjectInfo) -> tuple[Any, bytes]:
+        """A shard's whole metadata, as pyarrow has it and as it is."""
         guess = min(info.size_bytes, self._tail_bytes)
-        metadata, size = read_footer(
+        metadata, raw = read_footer(
             lambda start, stop: self.read(info, start, stop), info.size_bytes, f"{self.where}/{info.key}", guess
         )
-        self._tail_bytes = max(TAIL_BYTES, size + size // 4)  # shards of one data set are alike
-        return metadata, size
+        self._tail_bytes = max(TAIL_BYTES, len(raw) + len(raw) // 4)  # shards of one data set are alike
+        return metadata, raw
 
     # -- the cache folder ----------------------------------------------------------------------------------------------
 
@@ -213,6 +249,17 @@ class PagedDataset:
             return ColumnFacts.from_saved(kept) if kept is not None else None
         except (ValueError, TypeError):
             return None  # another version's, or damaged: made anew
+
+    def _found_places(self, name: str, info: ObjectInfo, facts: ColumnFacts, group: int) -> PagePlaces:
+        """By the chunk's offset index, where it has one; else as far as somebody has walked before."""
+        start, index_at, index_size, has_dictionary = facts.groups[group, [1, 5, 6, 7]].tolist()
+        if 0 < index_size <= LARGEST_METADATA_BYTES and 0 < index_at <= info.size_bytes - index_size:
+            rows = int(facts.groups[group, 0]) - (int(facts.groups[group - 1, 0]) if group else 0)
+            what = f"{self.where}/{info.key}, column {facts.column!r}, row group {group}"
+            data = self.read(info, index_at, index_at + index_size)
+            return PagePlaces.from_index(data, start, bool(has_dictionary), rows, what)
+        kept = self._kept(name) if info.version is not None else None
+        return PagePlaces(np.frombuffer(kept, dtype="<i8").reshape(-1, 3) if kept else None)
 
     def _kept(self, name: str) -> bytes | None:
         try:

@@ -11,6 +11,7 @@ import orjson
 
 from penstock.errors import SourceError
 from penstock.pages.data_pages import refuse_codec
+from penstock.pages.thrift import read_struct
 from penstock.sources.columns import TEXT_COLUMNS
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ TAIL_BYTES = 64 << 10
 LARGEST_FOOTER_BYTES = 512 << 20
 _MAGIC = b"PAR1"
 _TAIL = struct.Struct("<I4s")
-_SAVED = "penstock column facts 1"
+_SAVED = "penstock column facts 2"
+COLUMNS = 8
+_LARGE_BYTES = 1 << 20
+"""Chunks above this may be worth reading in part."""
+_INDEXED_FOOTER_BYTES = 1 << 20
+"""Larger footers are of many small row groups, which need no such thing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,8 +39,9 @@ class ColumnFacts:
     """How many of it and of the groups around it may be null."""
     codecs: tuple[str, ...]
     groups: np.ndarray
-    """``(row groups, 5)``: rows up to its end, where the column's chunk begins, its bytes, its bytes when decompressed,
-    the codec's place in `codecs`."""
+    """``(row groups, 8)``: rows up to its end, where the column's chunk begins, its bytes, its bytes when decompressed,
+    the codec's place in `codecs`; where its offset index begins and its bytes, none for 0; whether it has a dictionary.
+    """
 
     @property
     def num_rows(self) -> int:
@@ -68,11 +75,11 @@ class ColumnFacts:
         told, column, levels, codecs = orjson.loads(head)
         if told != _SAVED:
             raise ValueError(told)
-        return cls(column, levels, tuple(codecs), np.frombuffer(rest, dtype="<i8").reshape(-1, 5))
+        return cls(column, levels, tuple(codecs), np.frombuffer(rest, dtype="<i8").reshape(-1, COLUMNS))
 
 
-def read_footer(read: Callable[[int, int], bytes], size: int, what: str, guess: int = TAIL_BYTES) -> tuple[Any, int]:
-    """A shard's metadata, as pyarrow has it, and how many bytes of the end it takes; one request, or two.
+def read_footer(read: Callable[[int, int], bytes], size: int, what: str, guess: int = TAIL_BYTES) -> tuple[Any, bytes]:
+    """A shard's metadata, as pyarrow has it, and as it is; one request, or two.
 
     Args:
         read: Bytes of the shard.
@@ -96,16 +103,24 @@ def read_footer(read: Callable[[int, int], bytes], size: int, what: str, guess: 
     if needed > len(tail):
         tail = read(size - needed, size)
     try:
-        return parquet.read_metadata(pa.BufferReader(tail[-needed:])), needed
+        return parquet.read_metadata(pa.BufferReader(tail[-needed:])), tail[-needed : -_TAIL.size]
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{what} is not a sound Parquet file: {error}") from error
 
 
-def column_facts(metadata: Any, wanted: str | None, size: int, what: str) -> ColumnFacts:
-    """What is needed to read one column of a shard: the one named, else the first that is usually the text."""
+def column_facts(metadata: Any, wanted: str | None, size: int, what: str, raw: bytes | None = None) -> ColumnFacts:
+    """What is needed to read one column of a shard: the one named, else the first that is usually the text.
+
+    Args:
+        metadata: The shard's footer, as pyarrow has it.
+        wanted: The column.
+        size: How many bytes the shard has.
+        what: The shard, for messages.
+        raw: The footer as it is, for where the offset indexes of large chunks are.
+    """
     place, column = _find(metadata.schema, wanted, what)
     codecs: list[str] = []
-    rows, groups = 0, np.empty((metadata.num_row_groups, 5), dtype=np.int64)
+    rows, groups = 0, np.zeros((metadata.num_row_groups, COLUMNS), dtype=np.int64)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         chunk = group.column(place)
@@ -120,12 +135,26 @@ def column_facts(metadata: Any, wanted: str | None, size: int, what: str) -> Col
         if chunk.compression not in codecs:
             refuse_codec(chunk.compression, f"{what}: column {column.path!r}")
             codecs.append(chunk.compression)
-        groups[number] = rows, start, length, chunk.total_uncompressed_size, codecs.index(chunk.compression)
+        groups[number, :5] = rows, start, length, chunk.total_uncompressed_size, codecs.index(chunk.compression)
+        groups[number, 7] = bool(chunk.dictionary_page_offset)
     if rows != metadata.num_rows:
         raise SourceError(
             f"{what}: its row groups have {rows} rows, its footer says {metadata.num_rows}: it is damaged"
         )
+    if raw is not None and len(raw) <= _INDEXED_FOOTER_BYTES and groups[:, 2].max(initial=0) > _LARGE_BYTES:
+        groups[:, 5:7] = _offset_indexes(raw, place, len(groups))
     return ColumnFacts(column.path, column.max_definition_level, tuple(codecs), groups)
+
+
+def _offset_indexes(raw: bytes, place: int, count: int) -> np.ndarray:
+    """Where the offset indexes of a column are: the one thing in a footer that pyarrow does not tell."""
+    try:
+        groups = read_struct(memoryview(raw), 0)[0][4]
+        chunks = [group[1][place] for group in groups]
+        found = np.array([(chunk.get(4, 0), chunk.get(5, 0)) for chunk in chunks], dtype=np.int64)
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
+        found = np.zeros((0, 2), dtype=np.int64)
+    return found if found.shape == (count, 2) else np.zeros((count, 2), dtype=np.int64)
 
 
 def _find(schema: Any, wanted: str | None, what: str) -> tuple[int, Any]:

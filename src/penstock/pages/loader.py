@@ -309,9 +309,8 @@ class R2DatasetLoader:
     def _page(self, opened: _Opened, number: int) -> PageTokens:
         found = self._kept.get(number)
         if found is None:
-            requests = Requests(self.MAX_CONCURRENT_REQUESTS)
-            found = load_page(opened.pages[number], self._load(opened), requests, lambda _: None)
-            requests.close()
+            with Requests(self.MAX_CONCURRENT_REQUESTS) as requests:
+                found = load_page(opened.pages[number], self._load(opened), requests, lambda _: None)
             self._kept.put(number, found)
         return found
 
@@ -353,9 +352,8 @@ class R2DatasetLoader:
         def first_texts() -> list[str]:
             part = next(part for part in catalog.parts if part.num_rows)
             page = Page.of(part.config, 0, part.split, min(_COMPARED_TEXTS, part.num_rows))
-            requests = Requests(self.MAX_CONCURRENT_REQUESTS)
-            texts = reader.texts(reader.locate(page, part, requests), requests)
-            requests.close()
+            with Requests(self.MAX_CONCURRENT_REQUESTS) as requests:
+                texts = reader.texts(reader.locate(page, part, requests), requests)
             return [text[:_COMPARED_CHARS] for text in texts if text is not None]
 
         return as_tokenizer(self.tokenizer, first_texts, catalog.dataset_id)

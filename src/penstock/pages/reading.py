@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import BadRowError
 from penstock.pages.catalog import Part, Shard
 from penstock.pages.choice import Page
-from penstock.pages.data_pages import TakenPages, decode, take_pages
+from penstock.pages.data_pages import TakenPages, decode, fetched, take_pages
 from penstock.pages.dataset import PagedDataset
 from penstock.pages.footers import ColumnFacts
 from penstock.pages.requests import Requests
@@ -18,6 +18,7 @@ _GAP_BYTES = 512 << 10
 """So much between two chunks is read along: it costs less than another request."""
 _PAGE_BYTES = 1 << 20
 """What a data page holds at most, mostly."""
+_HEADER_BYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,12 @@ class PageReader:
         what = self._what(piece)
         if not run.whole:
             chunk = run.chunks[0]
-            give = _Window(lambda start, stop: self._dataset.read(info, start, stop), chunk, self._buffer_bytes).give
-            return [take_pages(give, chunk.size, chunk.first, chunk.last, f"{what}, row group {chunk.group}")]
+            told = f"{what}, row group {chunk.group}"
+            give = _Window(lambda start, stop: self._dataset.read(info, start, stop), chunk, self._buffer_bytes)
+            with self._dataset.page_places(piece.shard, piece.facts, chunk.group) as places:
+                places.walk(give.ahead, chunk.size, chunk.last, told)
+                found = places.find(chunk.first, chunk.last, told)
+            return [fetched(give.exactly, found, told)]
         data = memoryview(self._dataset.read(info, run.start, run.stop))
         taken = []
         for chunk in run.chunks:
@@ -179,16 +184,30 @@ class _Window:
         self._held = memoryview(b"")
         self._from = 0
 
-    def give(self, at: int, size: int) -> memoryview:
+    def ahead(self, at: int, size: int) -> memoryview:
+        """For whoever walks on: a whole buffer at a time, or where one jumps further than that, only what is asked."""
         place = at - self._from
         if not 0 <= place <= place + size <= len(self._held):
-            stop = min(self._chunk.size, at + max(size, self._buffer_bytes))
-            self._held = memoryview(self._read(self._chunk.start + at, self._chunk.start + stop))
-            self._from, place = at, 0
+            jumps = place >= len(self._held) + self._buffer_bytes // 4
+            self._hold(at, at + max(size, _HEADER_BYTES if jumps else self._buffer_bytes))
+            place = 0
         return self._held[place:]
+
+    def exactly(self, at: int, size: int) -> memoryview:
+        """For whoever knows what is needed."""
+        place = at - self._from
+        if not 0 <= place <= place + size <= len(self._held):
+            return memoryview(self._read(self._chunk.start + at, self._chunk.start + at + size))
+        return self._held[place:]
+
+    def _hold(self, at: int, stop: int) -> None:
+        stop = min(stop, self._chunk.size)
+        self._held = memoryview(b"")
+        self._held = memoryview(self._read(self._chunk.start + at, self._chunk.start + stop))
+        self._from = at
 
 
 def _wanted(facts: ColumnFacts, group: int, first: int, last: int) -> _Wanted:
-    end, start, size, raw_size, _ = facts.groups[group].tolist()
+    end, start, size, raw_size = facts.groups[group, :4].tolist()
     before = int(facts.groups[group - 1, 0]) if group else 0
     return _Wanted(group, start, size, raw_size, end - before, first, last)

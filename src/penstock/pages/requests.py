@@ -62,6 +62,12 @@ class Requests:
             raise errors[min(errors)]
         return results
 
+    def __enter__(self) -> Requests:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
     def close(self) -> list[threading.Thread]:
         """Ask the threads to end; gives them, to wait for."""
         with self._lock:
