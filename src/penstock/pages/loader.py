@@ -7,35 +7,20 @@ import os
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.pages.batches import BatchFiller, Laid, PageBatch
-from penstock.pages.catalog import Catalog, split_name
-from penstock.pages.choice import ROWS_PER_PAGE, Page, Pages, Window, check_pages, choose, seed_text
+from penstock.pages.catalog import split_name
+from penstock.pages.choice import ROWS_PER_PAGE, Pages, Window, choose, seed_text
 from penstock.pages.dataset import PagedDataset
 from penstock.pages.kept import KeptPages
-from penstock.pages.pipeline import PagePipeline, load_page
+from penstock.pages.opened import Limits, OpenedPages
 from penstock.pages.places import DatasetLike, open_dataset
-from penstock.pages.reading import PageReader
 from penstock.pages.record import Record
-from penstock.pages.requests import Requests
-from penstock.pages.tokenizers import PageTokenizerLike, as_tokenizer
-from penstock.pages.tokens import Claim, OnBadRow, PageTokens, PageTokenSource
-
-_COMPARED_TEXTS = 100
-_COMPARED_CHARS = 1_500
-
-
-class _Opened(NamedTuple):
-    catalog: Catalog
-    pages: list[Page]
-    rows_per_page: int
-    source: PageTokenSource
-    pad_id: int
-    pid: int
+from penstock.pages.tokens import OnBadRow, PageTokens
 
 
 class R2DatasetLoader:
@@ -179,7 +164,7 @@ class R2DatasetLoader:
 
     def _settle(self) -> None:
         self._lock = threading.Lock()
-        self._opened: _Opened | None = None
+        self._opened: OpenedPages | None = None
         self._kept = KeptPages(self.PREFETCH_BYTES // 2)
         self._record: Record | None = None
         self._last: PageBatch | None = None
@@ -204,7 +189,7 @@ class R2DatasetLoader:
         opened = self._open()
         record = self._record = Record(opened.catalog.dataset_id, opened.pages, self._window)
         filler = self._filler(opened)
-        with closing(self._pipeline(opened)) as pages:
+        with closing(opened.all(self._kept)) as pages:
             for batch in filler.batches(self._told(pages, record)):
                 record.note(batch.done, batch.num_tokens)
                 opened.source.timings.batches += 1
@@ -299,18 +284,17 @@ class R2DatasetLoader:
         if self._counts is None:
             opened = self._open()
             counts = []
-            with closing(self._pipeline(opened)) as pages:
+            with closing(opened.all(self._kept)) as pages:
                 for number, tokens in enumerate(pages):
                     counts.append(Laid(tokens, self.sequence_length, packed=self.pack_samples).count)
                     self._kept.put(number, tokens)
             self._counts = np.cumsum(counts, dtype=np.int64)
         return self._counts
 
-    def _page(self, opened: _Opened, number: int) -> PageTokens:
+    def _page(self, opened: OpenedPages, number: int) -> PageTokens:
         found = self._kept.get(number)
         if found is None:
-            with Requests(self.MAX_CONCURRENT_REQUESTS) as requests:
-                found = load_page(opened.pages[number], self._load(opened), requests, lambda _: None)
+            found = opened.one(number)
             self._kept.put(number, found)
         return found
 
@@ -324,67 +308,33 @@ class R2DatasetLoader:
     def _open_dataset(cls, dataset: DatasetLike | None) -> PagedDataset:
         return open_dataset(dataset, subfolder=cls.DATASET_SUBFOLDER, region=cls.CF_REGION_NAME)
 
-    def _open(self) -> _Opened:
+    def _open(self) -> OpenedPages:
         with self._lock:
             if self._opened is None or self._opened.pid != os.getpid():  # locks of files do not come along when forked
-                self._dataset = dataset = self.dataset
-                catalog = dataset.catalog()
-                pages = check_pages(self.pages, catalog, self._num_rows_per_page)
-                rows = self._num_rows_per_page or (self._window.num_rows_per_page if self._window else None)
-                reader = PageReader(dataset, text_column=self._text_column, buffer_bytes=self.READ_BUFFER_SIZE)
-                self.tokenizer = tokenizer = self._made_tokenizer(catalog, reader)
-                source = PageTokenSource(
-                    dataset,
-                    catalog,
-                    reader,
-                    tokenizer,
-                    on_bad_row=self._on_bad_row,
-                    batch_texts=self.BATCH_SIZE,
-                    cache_bytes=self.TOKEN_CACHE_BYTES,
+                self._dataset = self.dataset
+                self._opened = OpenedPages(
+                    self._dataset,
+                    self.pages,
+                    self.tokenizer,
+                    Limits(
+                        max_requests=self.MAX_CONCURRENT_REQUESTS,
+                        ahead=self.PREFETCH_SIZE,
+                        budget_bytes=self.PREFETCH_BYTES,
+                        buffer_bytes=self.READ_BUFFER_SIZE,
+                        batch_texts=self.BATCH_SIZE,
+                        cache_bytes=self.TOKEN_CACHE_BYTES,
+                    ),
+                    rows_given=self._num_rows_per_page,
+                    rows_known=self._window.num_rows_per_page if self._window is not None else None,
                     text_column=self._text_column,
+                    on_bad_row=self._on_bad_row,
                 )
-                rows_per_page = rows or max((page.row_count for page in pages), default=ROWS_PER_PAGE)
-                pad_id = tokenizer.end_of_text_id if self._pad_id is None else self._pad_id
-                self._opened = _Opened(catalog, pages, rows_per_page, source, pad_id, os.getpid())
+                self.tokenizer = self._opened.tokenizer
             return self._opened
 
-    def _made_tokenizer(self, catalog: Catalog, reader: PageReader) -> PageTokenizerLike:
-        def first_texts() -> list[str]:
-            part = next(part for part in catalog.parts if part.num_rows)
-            page = Page.of(part.config, 0, part.split, min(_COMPARED_TEXTS, part.num_rows))
-            with Requests(self.MAX_CONCURRENT_REQUESTS) as requests:
-                texts = reader.texts(reader.locate(page, part, requests), requests)
-            return [text[:_COMPARED_CHARS] for text in texts if text is not None]
-
-        return as_tokenizer(self.tokenizer, first_texts, catalog.dataset_id)
-
-    def _filler(self, opened: _Opened) -> BatchFiller:
-        return BatchFiller(self.batch_size, self.sequence_length, opened.pad_id, packed=self.pack_samples)
-
-    def _load(self, opened: _Opened) -> Any:
-        def load(page: Page, requests: Requests, claim: Claim) -> PageTokens:
-            return opened.source.load(page, opened.rows_per_page, requests, claim)
-
-        return load
-
-    def _pipeline(self, opened: _Opened) -> Generator[PageTokens, None, None]:
-        """The pages' tokens in order, loaded ahead."""
-        kept = self._kept.all()
-        missing = [page for number, page in enumerate(opened.pages) if number not in kept]
-        pipeline = PagePipeline(
-            missing,
-            self._load(opened),
-            ahead=self.PREFETCH_SIZE,
-            max_requests=self.MAX_CONCURRENT_REQUESTS,
-            budget_bytes=max(1, self.PREFETCH_BYTES - self._kept.size_bytes),
-            on_wait=opened.source.timings.waited,
-        )
-        with closing(pipeline):
-            loaded = iter(pipeline)
-            for number in range(len(opened.pages)):
-                yield kept[number] if number in kept else next(loaded)
-                if number not in kept:
-                    opened.source.let_go(opened.pages[number], opened.rows_per_page)
+    def _filler(self, opened: OpenedPages) -> BatchFiller:
+        pad_id = opened.tokenizer.end_of_text_id if self._pad_id is None else self._pad_id
+        return BatchFiller(self.batch_size, self.sequence_length, pad_id, packed=self.pack_samples)
 
     def _told(self, pages: Iterator[PageTokens], record: Record) -> Iterator[PageTokens]:
         for number, tokens in enumerate(pages):
