@@ -196,8 +196,8 @@ def test_page_sizes_that_contradict_each_other_are_refused(dataset: Path) -> Non
 def test_seeds_that_look_alike_are_alike_and_others_are_not(dataset: Path) -> None:
     assert choose(dataset, seed="7") == R2DatasetLoader.next_pages(4, 9, np.int64(7), 37, dataset=dataset)  # pyright: ignore
     assert choose(dataset, seed="7") != choose(dataset, seed="8")
-    for seed in (None, 1.5, True):
-        with pytest.raises(ConfigError, match="is no seed"):
+    for seed in (None, 1.5, True, "\ud800"):
+        with pytest.raises(ConfigError, match="is no (seed|text)"):
             R2DatasetLoader.next_pages(0, 1, seed, dataset=dataset)  # pyright: ignore[reportArgumentType]
 
 
@@ -274,7 +274,9 @@ def test_each_iteration_begins_at_the_beginning(dataset: Path) -> None:
     assert loader[-1].tolist() == batches_of(loader)[-1]
 
 
-def test_leaving_early_ends_the_threads(dataset: Path) -> None:
+@pytest.mark.parametrize("budget", [1, 256 << 20])
+def test_leaving_early_ends_the_threads(dataset: Path, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(R2DatasetLoader, "PREFETCH_BYTES", budget)
     loader = loader_of(choose(dataset, 20, 30))
     for place, _ in enumerate(loader):
         if place == 2:

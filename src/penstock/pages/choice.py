@@ -95,6 +95,10 @@ def choose(catalog: Catalog, window: Window) -> list[Page]:
 def seed_text(seed: object) -> str:
     """A seed as the text it is told by: 7 and "7" are the same seed, in every process and on every machine."""
     if isinstance(seed, str):
+        try:
+            seed.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"seed={seed!r} is no text that can be written down: expected one") from None
         return seed
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
         raise ConfigError(f"seed={seed!r} is no seed: expected a number or a text")

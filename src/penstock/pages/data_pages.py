@@ -39,6 +39,7 @@ _CODECS = {
     "ZSTD": 6,
     "LZ4_RAW": 7,
 }
+_LARGEST_PAGE_BYTES = 1 << 30
 _HEADER_BYTES = 256
 """What a header takes, about; one with long statistics takes more."""
 
@@ -197,7 +198,12 @@ def _header(give: Give, at: int, size: int, what: str) -> tuple[dict[int, Any], 
             asked = min(max(asked, len(data)) * 4, size - at)
         except ValueError as error:
             raise SourceError(f"{what} has no page header at byte {at} of it ({error}): it is damaged") from error
-    compressed = header.get(3)
+    raw, compressed = header.get(2), header.get(3)
+    if not isinstance(raw, int) or not 0 <= raw <= _LARGEST_PAGE_BYTES:
+        raise SourceError(
+            f"{what} has a page of {raw!r} bytes when decompressed: expected {_LARGEST_PAGE_BYTES} or fewer; it is "
+            "damaged, or written with data pages that are far too large"
+        )
     if not isinstance(compressed, int) or compressed < 0 or at + length + compressed > size:
         raise SourceError(
             f"{what} has a page of {compressed!r} bytes, and {size - at - length} are left: it is damaged"

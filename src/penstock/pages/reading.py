@@ -29,18 +29,18 @@ class _Wanted:
     start: int
     size: int
     raw_size: int
+    has_dictionary: bool
     rows: int
     first: int
     last: int
 
-    @property
-    def share(self) -> float:
-        return (self.last - self.first) / max(1, self.rows)
-
-    @property
-    def text_bytes(self) -> int:
-        """About what its rows take once decoded."""
-        return min(self.raw_size, int(self.raw_size * self.share) + 2 * _PAGE_BYTES)
+    def memory_bytes(self, buffer_bytes: int) -> int:
+        """About how much reading it takes: what is decompressed, that as Arrow, and the texts as Python has them. Of a
+        chunk with a dictionary that is mostly all of it."""
+        texts = self.raw_size * (self.last - self.first) // max(1, self.rows)
+        whole = self.has_dictionary and self.size <= buffer_bytes
+        decoded = self.raw_size if whole else min(self.raw_size, texts + 2 * _PAGE_BYTES)
+        return 2 * decoded + 2 * texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class PageReader:
             runs = self._runs([_wanted(facts, *found) for found in facts.pieces(first, last)])
             pieces.append(_Piece(shard, facts, runs, first))
             for run in runs:
-                size += run.stop - run.start if run.whole else self._buffer_bytes + run.chunks[0].text_bytes
-                size += 3 * sum(chunk.text_bytes for chunk in run.chunks)  # decompressed, as Arrow, as Python's texts
+                size += run.stop - run.start if run.whole else 2 * self._buffer_bytes
+                size += sum(chunk.memory_bytes(self._buffer_bytes) for chunk in run.chunks)
         return PageSource(page, tuple(pieces), size)
 
     def texts(self, source: PageSource, requests: Requests) -> list[str | None]:
@@ -210,4 +210,4 @@ class _Window:
 def _wanted(facts: ColumnFacts, group: int, first: int, last: int) -> _Wanted:
     end, start, size, raw_size = facts.groups[group, :4].tolist()
     before = int(facts.groups[group - 1, 0]) if group else 0
-    return _Wanted(group, start, size, raw_size, end - before, first, last)
+    return _Wanted(group, start, size, raw_size, bool(facts.groups[group, 7]), end - before, first, last)
