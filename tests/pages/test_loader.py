@@ -197,7 +197,7 @@ def test_seeds_that_look_alike_are_alike_and_others_are_not(dataset: Path) -> No
     assert choose(dataset, seed="7") == R2DatasetLoader.next_pages(4, 9, np.int64(7), 37, dataset=dataset)  # pyright: ignore
     assert choose(dataset, seed="7") != choose(dataset, seed="8")
     for seed in (None, 1.5, True, "\ud800"):
-        with pytest.raises(ConfigError, match="is no (seed|text)"):
+        with pytest.raises(ConfigError, match=r"is no (seed|text)"):
             R2DatasetLoader.next_pages(0, 1, seed, dataset=dataset)  # pyright: ignore[reportArgumentType]
 
 
