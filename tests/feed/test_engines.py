@@ -48,6 +48,17 @@ def test_special_tokens_in_a_text_are_letters_to_both(definition: str) -> None:
         assert 0 not in ids.tolist(), engine.name
 
 
+def test_both_know_the_same_special_tokens_however_the_definition_is_written(definition: str) -> None:
+    def hide(fields: dict[str, Any]) -> None:  # the name of the list stands for a token as well
+        fields["model"]["vocab"] = {**fields["model"]["vocab"], "added_tokens": len(fields["model"]["vocab"])}
+
+    for written in (changed(definition, hide), json.dumps(json.loads(definition), separators=(" ,\n", " :\n"))):
+        size = Tokenizer(written).vocab_size
+        assert Tokenizer(written, engine="gigatoken").vocab_size == size
+        for engine in (ReferenceEngine(written), GigatokenEngine(written)):
+            assert 0 not in engine.encode(["a <|endoftext|> b"])[0].tolist(), engine.name
+
+
 def test_words_that_were_added_are_words_to_both(definition: str) -> None:
     word_id = Tokenizer(definition).vocab_size
 

@@ -21,6 +21,7 @@ from equipment.processes import pickled, python
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import ConfigError, StorageError
 from penstock.feed import Tokenizer, token_cache, token_store, train_tokenizer
+from penstock.feed.chunk_texts import ChunkTexts
 from penstock.feed.known_tokenizer import KnownTokenizer
 from penstock.feed.token_cache import TokenCache
 
@@ -81,9 +82,30 @@ def test_what_is_there_is_not_tokenised_again(
 ) -> None:
     seen = []
     cache.build(lambda done, total: seen.append((done, total)))
-    assert seen == [(number + 1, cache.chunk_count) for number in range(cache.chunk_count)]
+    assert len(seen) > 1
+    assert seen == sorted(set(seen))
+    assert seen[-1] == (cache.chunk_count, cache.chunk_count)
     monkeypatch.setattr(Tokenizer, "encode", None)
     assert samples_of(TokenCache(cache.blocks, tokenizer)) == samples_of(cache)
+
+
+@pytest.mark.parametrize("failing", ["rows", "tokens"])
+def test_a_chunk_that_cannot_be_made_stops_nobody_else(
+    cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    really = getattr(ChunkTexts, failing)
+
+    def fails(self: ChunkTexts, number: int, *more: Any) -> Any:
+        if number == 3:
+            raise OSError("no luck")
+        return really(self, number, *more)
+
+    monkeypatch.setattr(ChunkTexts, failing, fails)
+    with pytest.raises(OSError, match="no luck"):
+        cache.build()
+    assert (cache.token_counts()[:3] >= 0).all()
+    monkeypatch.setattr(ChunkTexts, failing, really)
+    assert samples_of(cache) == expected(tokenizer)  # nobody holds the right to make any of them
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "index", "all"])
@@ -252,7 +274,7 @@ def test_a_full_cache_that_cannot_be_written_is_read(
         return really_open(path, flags, *mode)
 
     monkeypatch.setattr(token_store.os, "open", read_only)
-    monkeypatch.setattr(TokenCache, "_tokenised", None)  # not to be asked
+    monkeypatch.setattr(ChunkTexts, "tokens", None)  # not to be asked
     cache = TokenCache(blocks, tokenizer, folder=tmp_path / "cache")
     assert samples_of(cache) == expected(tokenizer)
     assert cache.folder == tmp_path / "cache"

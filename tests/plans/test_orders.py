@@ -43,7 +43,8 @@ def test_a_window_is_made_of_whole_chunks(size: int, chunk_size: int, window_chu
         start, stop = order.window_start(window), order.window_start(window + 1)
         chunks = order.window_chunk_ids(window).tolist()
         expected = [i for chunk in chunks for i in range(chunk * chunk_size, min(size, (chunk + 1) * chunk_size))]
-        assert ids[start:stop].tolist() == [expected[place] for place in order.window_order(window)]
+        of_chunk, places = order.window_order(window)
+        assert ids[start:stop].tolist() == (np.array(chunks)[of_chunk] * chunk_size + places).tolist()
         assert sorted(ids[start:stop].tolist()) == sorted(expected)
         assert (order.window_of(np.arange(start, stop)) == window).all()
         read += chunks

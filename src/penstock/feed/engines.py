@@ -3,7 +3,9 @@ where it gives the very same ids."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
@@ -32,6 +34,7 @@ _HARD_TEXTS = (
     "    def f(self):\n\t\treturn {'a': [1, 2]}  # \u2192 \u221e\n",
 )
 """Where engines differ, if they do."""
+_ADDED_TOKENS = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
 class Engine(Protocol):
@@ -42,6 +45,11 @@ class Engine(Protocol):
 
     @property
     def version(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id it may give, so that every id fits; ids may have gaps."""
+        ...
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """All ids end to end as uint32, and where each text's begin (one more than texts)."""
@@ -66,6 +74,10 @@ class ReferenceEngine:
         self.inner.encode_special_tokens = True
         self.inner.no_truncation()
         self.inner.no_padding()
+
+    @property
+    def vocab_size(self) -> int:
+        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         try:
@@ -96,14 +108,31 @@ class GigatokenEngine:
         from importlib.metadata import version
 
         self.version = version("gigatoken")
-        fields = orjson.loads(definition)
         # It would recognise special tokens in texts; added tokens of another kind are words, and recognised by both.
-        fields["added_tokens"] = [token for token in fields.get("added_tokens") or () if not token.get("special")]
-        self._inner: Any = gigatoken.Tokenizer.from_json(orjson.dumps(fields).decode())
+        self._inner: Any = gigatoken.Tokenizer.from_json(_without_special_tokens(definition))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._inner.vocab_size
 
     def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         layout = self._inner.encode_batch(list(texts)).layout
         return np.asarray(layout.content.data), np.asarray(layout.offsets.data)
+
+
+def _without_special_tokens(definition: str) -> str:
+    """A `tokenizer.json` less its special tokens. Only they are read where they stand out: the rest is megabytes."""
+    found = _ADDED_TOKENS.search(definition)
+    if found is not None and definition.count('"added_tokens"') == 1:
+        tokens, stop = json.JSONDecoder().raw_decode(definition, found.end())
+        return definition[: found.end()] + orjson.dumps(_words(tokens)).decode() + definition[stop:]
+    fields = orjson.loads(definition)
+    fields["added_tokens"] = _words(fields.get("added_tokens") or [])
+    return orjson.dumps(fields).decode()
+
+
+def _words(added_tokens: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [token for token in added_tokens if not token.get("special")]
 
 
 def make_engine(name: EngineName, definition: str) -> Engine:

@@ -17,6 +17,30 @@ _LOOK_S = 5.0
 """How often whoever waits looks whether the other side is still there."""
 
 
+class Soon(Generic[T]):
+    """A call that is under way in a thread of its own. A process that ends does not wait for it."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock ahead", daemon=True)
+        self._thread.start()
+
+    def result(self) -> T:
+        """What it returned, or raises what it raised; waits for it."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def _run(self) -> None:
+        try:
+            self._found.append(self._call())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+            self._error = error
+
+
 class Prefetch(Generic[T]):
     """Runs an iterator in a thread, ahead of its consumer by up to `budget_bytes`; at least by one item.
 

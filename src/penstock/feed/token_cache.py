@@ -14,7 +14,10 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,8 +25,10 @@ import numpy as np
 import orjson
 
 from penstock.blocks import BlockManager, cache_folder
-from penstock.errors import ConfigError, SourceError, StorageError
+from penstock.errors import ConfigError, StorageError
 from penstock.feed.buffers import Buffers
+from penstock.feed.chunk_texts import ChunkTexts, TokenCacheHeader
+from penstock.feed.prefetch import Soon
 from penstock.feed.ranges import BlockRanges
 from penstock.feed.timings import Timings
 from penstock.feed.token_store import TokenChunk, TokenStore
@@ -41,6 +46,7 @@ CHUNK_BYTES = 1 << 20
 CHUNK_SAMPLES = 10_000
 """And how many samples at most: a row costs more in memory than its few bytes on disk."""
 _VERSION = 1
+_BUILT_TOGETHER = 8
 _BUSY_POLL_S = 0.01
 _BUSY_TIMEOUT_S = 600.0
 
@@ -51,26 +57,21 @@ def chunk_samples(blocks: BlockManager, ranges: BlockRanges) -> int:
     return max(1, min(round(CHUNK_BYTES / max(1.0, size)), CHUNK_SAMPLES, max(1, ranges.total_samples)))
 
 
-class TokenCacheHeader(NamedTuple):
-    """What a token cache belongs to."""
-
-    version: int
-    fingerprint: str
-    """Of the data set with every block's checksum: tokens of other bytes are other tokens."""
-    tokenizer_fingerprint: str
-    dtype: str
-    vocab_size: int
-    chunk_size: int
-    total_samples: int
-    chat_fingerprint: str | None = None
-    """Where samples are chats: how they are written."""
-
-
 class _Opened(NamedTuple):
     header: TokenCacheHeader
     store: TokenStore | None
-    ranges: BlockRanges
+    texts: ChunkTexts
     pid: int
+
+
+class _Making(NamedTuple):
+    """A chunk in the making."""
+
+    number: int
+    of: TokenChunk | Soon[list[dict[str, Any]]]
+    """Its tokens, where they turned out to be there; else its rows, being read."""
+    held: ExitStack
+    """The right to make it, which keeps others from doing the same."""
 
 
 class TokenCache:
@@ -148,8 +149,8 @@ class TokenCache:
             missing = [number for number in wanted if number not in found]
             if not missing:
                 return [found[number] for number in wanted]
-            made = [(number, chunk) for number in missing if (chunk := self._make(store, number)) is not None]
-            found |= dict(made)
+            made = self._make_all(missing)
+            found |= made
             if not made:  # others are at all of them
                 if time.monotonic() > deadline:
                     raise StorageError(
@@ -188,9 +189,10 @@ class TokenCache:
             raise StorageError("the token cache has no folder that can be written: name one")
         missing = np.flatnonzero(self.token_counts() < 0).tolist()
         done = self.chunk_count - len(missing)
-        for number in missing:
-            self.chunks([number])
-            done += 1
+        for first in range(0, len(missing), _BUILT_TOGETHER):
+            numbers = missing[first : first + _BUILT_TOGETHER]
+            self.chunks(numbers)
+            done += len(numbers)
             if on_progress is not None:
                 on_progress(done, self.chunk_count)
 
@@ -203,64 +205,47 @@ class TokenCache:
 
     # -- making --------------------------------------------------------------------------------------------------------
 
-    def _make(self, store: TokenStore | None, number: int) -> TokenChunk | None:
-        """Tokenise a chunk, unless another thread or process is at it."""
-        if store is None:
-            return self._tokenised(number)
-        with store.making(number) as mine:
-            if not mine:
-                return None
-            found = store.get(number)  # made while we came here
-            if found is not None:
-                return found
-            made = self._tokenised(number)
-            try:
-                store.put(number, made)
-            except OSError as error:
-                if not self._told:
-                    _log.warning("%s: tokens are not kept: %s", store.folder, error.strerror or error)
-                    self._told = True
+    def _make_all(self, numbers: list[int]) -> dict[int, TokenChunk]:
+        """Tokenise chunks, but for those that another thread or process is at. The rows of the next are read meanwhile:
+        an engine leaves the interpreter alone."""
+        made: dict[int, TokenChunk] = {}
+        begun: deque[_Making] = deque()
+        try:
+            for number in numbers:
+                begun.extend(self._begin(number))
+                if len(begun) > 1:
+                    made |= self._finish(begun.popleft())
+            while begun:
+                made |= self._finish(begun.popleft())
             return made
+        finally:
+            for left in begun:
+                left.held.close()
 
-    def _tokenised(self, number: int) -> TokenChunk:
-        opened = self._open()
-        size, total = opened.header.chunk_size, opened.header.total_samples
-        start, stop = number * size, min((number + 1) * size, total)
-        rows = []
-        for piece in opened.ranges.pieces(start, stop):
-            with self.timings.of("fetch"):
-                data = self.blocks.read_range(piece.block_id, piece.start, piece.stop)
-            with self.timings.of("decode"):
-                rows += self.blocks.parse_range(data, piece.block_id, piece.start, piece.stop)
-        if self.chat is not None:
-            with self.timings.of("tokenise"):
-                encoded = self.chat.encode(self._chats(rows, start))
-                return TokenChunk(encoded.ids, encoded.offsets)
-        if self.blocks.manifest.header.token_column is None:
-            with self.timings.of("tokenise"):
-                encoded = self.tokenizer.encode(self.blocks.texts_of(rows))
-                return TokenChunk(encoded.ids.astype(self.dtype), encoded.offsets)
-        ids, offsets = self.blocks.tokens_of(rows)
-        foreign = np.flatnonzero(ids >= opened.header.vocab_size)
-        if len(foreign):
-            sample_id = start + int(np.searchsorted(offsets, foreign[0], side="right")) - 1
-            raise ConfigError(
-                f"sample {sample_id} holds token {ids[foreign[0]]}, the tokenizer has {opened.header.vocab_size}: "
-                "name the tokenizer that this data set was made with"
-            )
-        return TokenChunk(ids.astype(self.dtype), offsets)
+    def _begin(self, number: int) -> list[_Making]:
+        state = self._open()
+        with ExitStack() as held:
+            found = None
+            if state.store is not None:
+                if not held.enter_context(state.store.making(number)):
+                    return []
+                found = state.store.get(number)  # made while we came here
+            return [_Making(number, found or Soon(partial(state.texts.rows, number)), held.pop_all())]
 
-    def _chats(self, rows: list[dict[str, Any]], start: int) -> list[list[dict[str, str]]]:
-        from penstock.sources.columns import messages_of
-
-        column = self.blocks.manifest.header.text_column or ""
-        chats = []
-        for place, row in enumerate(rows):
-            try:
-                chats.append(messages_of(row, column))
-            except SourceError as error:
-                raise ConfigError(f"sample {start + place} of {self.blocks.dataset_path}: {error}") from error
-        return chats
+    def _finish(self, making: _Making) -> dict[int, TokenChunk]:
+        with making.held:
+            if isinstance(making.of, TokenChunk):
+                return {making.number: making.of}
+            state = self._open()
+            made = state.texts.tokens(making.number, making.of.result())
+            if state.store is not None:
+                try:
+                    state.store.put(making.number, made)
+                except OSError as error:
+                    if not self._told:
+                        _log.warning("%s: tokens are not kept: %s", state.store.folder, error.strerror or error)
+                        self._told = True
+            return {making.number: made}
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -270,7 +255,8 @@ class TokenCache:
                 ranges = BlockRanges(self.blocks)
                 header = self._header(ranges)
                 count = -(-header.total_samples // header.chunk_size)
-                self._opened = _Opened(header, self._open_store(header, count), ranges, os.getpid())
+                texts = ChunkTexts(self.blocks, ranges, self.tokenizer, self.chat, header, self.timings)
+                self._opened = _Opened(header, self._open_store(header, count), texts, os.getpid())
             return self._opened
 
     def _header(self, ranges: BlockRanges) -> TokenCacheHeader:

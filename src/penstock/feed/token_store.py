@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,7 @@ class TokenStore:
         """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
         self._recent: OrderedDict[int, TokenChunk] = OrderedDict()
         self._recent_bytes = 0
+        self._waits_for_disks = -1
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
         size = max(1, chunk_count) * _RECORD.itemsize
@@ -151,8 +153,11 @@ class TokenStore:
         return len(self._whole) >= self._chunk_count
 
     def will_need(self, numbers: np.ndarray) -> None:
-        """Let the system read chunks ahead, if it has to read them at all."""
-        self._advise(numbers, mmap.MADV_WILLNEED)
+        """Let the system read chunks ahead, if this process has lately had to wait for its disks at all."""
+        waits = getrusage(RUSAGE_SELF).ru_majflt
+        if waits != self._waits_for_disks:
+            self._waits_for_disks = waits
+            self._advise(numbers, mmap.MADV_WILLNEED)
 
     def let_go(self, numbers: np.ndarray) -> None:
         """Chunks were used for now: what of their files counts as this process's memory is to count no more. They stay

@@ -79,7 +79,7 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id, so that every id fits; ids may have gaps."""
-        return max(self._vocabulary.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self._engine.vocab_size, 1 + max(self._vocabulary.get_added_tokens_decoder(), default=-1))
 
     @property
     def fingerprint(self) -> str:

@@ -63,11 +63,7 @@ class WindowPlan:
         size = self.order.chunk_size
         assert size == cache.chunk_size, "a chunk of the order is one of the cache"
         numbers = self.order.window_chunk_ids(window)
-        # Chunks laid end to end, of which one may be short, in the window's order.
-        firsts = np.cumsum([0, *np.minimum(size, self.order.size - numbers * size)])
-        order = self.order.window_order(window)
-        of_part = np.searchsorted(firsts, order, side="right") - 1
-        places = order - firsts[of_part]
+        of_part, places = self.order.window_order(window)
         sample_ids = numbers[of_part] * size + places
         if len(self.excluded):
             allowed = np.isin(sample_ids, self.excluded, assume_unique=True, invert=True)

@@ -22,6 +22,7 @@ from penstock.plans.permutation import Permutation, derive_key
 OrderName = Literal["sequential", "shuffled", "shard-local", "numpy"]
 ORDERS: tuple[OrderName, ...] = ("sequential", "shuffled", "shard-local", "numpy")
 NUMPY_LIMIT = 10_000_000
+_WINDOWS_KEPT = 4
 
 
 class Order(Protocol):
@@ -87,6 +88,8 @@ class ShardLocal:
         self._missing = self.chunk_count * chunk_size - size
         """How many samples the last chunk lacks."""
         self._short_slot = self._chunks.position_of(self.chunk_count - 1) if self.chunk_count else 0
+        self._chunk_ids: dict[int, np.ndarray] = {}
+        """Of a few windows: who asks for those of one asks again, and for its neighbours."""
 
     @property
     def window_count(self) -> int:
@@ -101,12 +104,20 @@ class ShardLocal:
 
     def window_chunk_ids(self, window: int) -> np.ndarray:
         """The chunks a window is made of, in order: what has to be read for it."""
-        first = window * self.window_chunks
-        return self._chunks.at(np.arange(first, min(first + self.window_chunks, self.chunk_count)))
+        found = self._chunk_ids.get(window)
+        if found is None:
+            first = window * self.window_chunks
+            found = self._chunks.at(np.arange(first, min(first + self.window_chunks, self.chunk_count)))
+            if len(self._chunk_ids) >= _WINDOWS_KEPT:
+                self._chunk_ids.clear()
+            self._chunk_ids[window] = found
+        return found
 
-    def window_order(self, window: int) -> np.ndarray:
-        """Which sample of a window's chunks, laid end to end, stands at each of its positions."""
-        return self._inner(window).at(np.arange(self.window_start(window + 1) - self.window_start(window)))
+    def window_order(self, window: int) -> tuple[np.ndarray, np.ndarray]:
+        """What stands at each position of a window: which of its chunks, and which sample of that."""
+        start, stop = self.window_start(window), self.window_start(window + 1)
+        slots, places = self._slot_of(self._inner(window).at(np.arange(stop - start)) + start)
+        return slots - window * self.window_chunks, places
 
     def at(self, positions: np.ndarray) -> np.ndarray:
         positions = np.asarray(positions, dtype=np.int64)

@@ -8,6 +8,8 @@ rounds on average and keeps it a bijection. Both directions cost the same.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import overload
 
 import numpy as np
@@ -17,6 +19,8 @@ from penstock.errors import ConfigError
 _ROUNDS = 8
 _TILE = 1 << 14
 """Numbers at a time: three arrays of them fit the processor's cache."""
+_TABLE_PAYS = 8
+"""How many numbers, for each value of a half, make it worth while to work out a table of all of them."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _STIR = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
@@ -78,30 +82,61 @@ class Permutation:
         return int(result[0]) if np.ndim(numbers) == 0 else result
 
     def _tile(self, numbers: np.ndarray, *, forward: bool) -> np.ndarray:
-        walked = self._round_trip(numbers.astype(np.uint64), forward=forward)
+        few_halves = _TABLE_PAYS << self._low_bits <= len(numbers)
+        once = self._by_table(forward) if few_halves else partial(self._round_trip, forward=forward)
+        walked = once(numbers.astype(np.uint64))
         outside = np.flatnonzero(walked >= self.size)
         while len(outside):
-            again = self._round_trip(walked[outside], forward=forward)
+            again = once(walked[outside])
             walked[outside] = again
             outside = outside[again >= self.size]
         return walked.astype(np.int64)
 
     def _round_trip(self, numbers: np.ndarray, *, forward: bool) -> np.ndarray:
         """Through the network once. Each round changes one half by a function of the other: so it can be undone."""
-        low_mask = np.uint64((1 << self._low_bits) - 1)
-        high_mask = np.uint64((1 << self._high_bits) - 1)
-        low = numbers & low_mask
+        low = numbers & np.uint64((1 << self._low_bits) - 1)
         high = numbers >> np.uint64(self._low_bits)
         stirred, shifted = np.empty_like(low), np.empty_like(low)
         for number in range(_ROUNDS) if forward else reversed(range(_ROUNDS)):
-            changed, by, mask = (high, low, high_mask) if number % 2 else (low, high, low_mask)
-            np.add(by, self._keys[number], out=stirred)
-            np.multiply(stirred, _MIX, out=stirred)
-            np.right_shift(stirred, _SHIFT, out=shifted)
-            np.bitwise_xor(stirred, shifted, out=stirred)
-            np.multiply(stirred, _STIR, out=stirred)
-            np.right_shift(stirred, _SHIFT, out=stirred)  # the upper bits are the well mixed ones
-            np.bitwise_and(stirred, mask, out=stirred)
-            np.bitwise_xor(changed, stirred, out=changed)
+            changed, by = (high, low) if number % 2 else (low, high)
+            np.bitwise_xor(changed, _stir(by, self._keys[number], self._mask(number), stirred, shifted), out=changed)
         np.left_shift(high, np.uint64(self._low_bits), out=high)
         return np.bitwise_or(high, low, out=high)
+
+    def _by_table(self, forward: bool) -> Callable[[np.ndarray], np.ndarray]:
+        """The same for small numbers: a half has so few values that each is stirred once, and looked up."""
+        halves = np.empty((_ROUNDS, 1 << self._low_bits), dtype=np.uint64)
+        halves[:] = np.arange(1 << self._low_bits, dtype=np.uint64)
+        keys = np.array(self._keys, dtype=np.uint64)[:, np.newaxis]
+        masks = np.array([[self._mask(number)] for number in range(_ROUNDS)])
+        tables = _stir(halves, keys, masks, np.empty_like(halves), np.empty_like(halves)).astype(np.int64)
+
+        def once(numbers: np.ndarray) -> np.ndarray:
+            high = numbers.astype(np.int64)
+            low = high & ((1 << self._low_bits) - 1)
+            high >>= self._low_bits
+            spare = np.empty_like(low)
+            for number in range(_ROUNDS) if forward else reversed(range(_ROUNDS)):
+                changed, by = (high, low) if number % 2 else (low, high)
+                np.bitwise_xor(changed, tables[number].take(by, out=spare, mode="clip"), out=changed)
+            np.left_shift(high, self._low_bits, out=high)
+            return np.bitwise_or(high, low, out=high)
+
+        return once
+
+    def _mask(self, number: int) -> np.uint64:
+        """The bits of the half that a round changes."""
+        return np.uint64((1 << (self._high_bits if number % 2 else self._low_bits)) - 1)
+
+
+def _stir(
+    by: np.ndarray, key: np.ndarray, mask: np.ndarray | np.uint64, stirred: np.ndarray, shifted: np.ndarray
+) -> np.ndarray:
+    """What a round changes one half by, for each of these values of the other; in memory that is given."""
+    np.add(by, key, out=stirred)
+    np.multiply(stirred, _MIX, out=stirred)
+    np.right_shift(stirred, _SHIFT, out=shifted)
+    np.bitwise_xor(stirred, shifted, out=stirred)
+    np.multiply(stirred, _STIR, out=stirred)
+    np.right_shift(stirred, _SHIFT, out=stirred)  # the upper bits are the well mixed ones
+    return np.bitwise_and(stirred, mask, out=stirred)

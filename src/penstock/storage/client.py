@@ -14,12 +14,15 @@ from penstock.storage.keys import check_prefix
 from penstock.storage.retry import RetryBudget
 
 if TYPE_CHECKING:
+    from obstore import Bytes
     from obstore.store import ObjectStore
 
 _PAGE = 1000
-_STREAM_FROM_BYTES = 4 << 20
-"""Above this a body is taken in pieces, so that what arrived of one that breaks off is kept."""
-_PIECE_BYTES = 1 << 20
+_WHOLE_BYTES = 16 << 20
+"""Up to this a body is taken as a whole, which is quickest. Larger ones, and those that broke off once, are taken in
+pieces, so that what has arrived is kept."""
+_PIECE_BYTES = 128 << 10
+"""At least so much a piece; a quick connection hands out larger ones, which are taken as they are."""
 _LAST_BYTE = (1 << 63) - 1
 _WEAK = "W/"
 """How an ETag begins that tells content, not bytes: no condition may be put on it, so it is compared."""
@@ -39,22 +42,29 @@ class PartialRead:
         self.pinned = version
         """The only version that will do."""
         self.info: ObjectInfo | None = None
-        self.pieces: list[bytes] = []
+        self.pieces: list[Bytes] = []
+        """As they came: nothing is copied before all is there."""
         self.arrived = 0
+        self.was_begun = False
+        """Whether a body has begun to arrive: who asks again after that has one that broke off."""
 
     @property
     def version(self) -> str | None:
         return self.info.version if self.info is not None else self.pinned
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: Bytes) -> None:
         self.pieces.append(piece)
         self.arrived += len(piece)
 
     def begin_again(self) -> None:
         self.info, self.pieces, self.arrived = None, [], 0
 
+    def view(self) -> memoryview:
+        """The bytes where they arrived, if they arrived as a whole."""
+        return memoryview(self.pieces[0] if len(self.pieces) == 1 else self.joined())
+
     def joined(self) -> bytes:
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+        return b"".join(self.pieces)
 
 
 class ObjectClient:
@@ -117,12 +127,14 @@ class ObjectClient:
             raise TransientStoreError(f"{what} changed while it was read")
         partial.info = info
         before = partial.arrived
-        if ends - begins < _STREAM_FROM_BYTES:
-            partial.add(call(lambda: bytes(result.bytes()), what))
+        as_a_whole = ends - begins <= _WHOLE_BYTES and not partial.was_begun
+        partial.was_begun = True
+        if as_a_whole:
+            partial.add(call(result.bytes, what))
         else:
             pieces = iter(result.stream(min_chunk_size=_PIECE_BYTES))
             while (piece := call(lambda: next(pieces, None), what)) is not None:
-                partial.add(bytes(piece))
+                partial.add(piece)
         if partial.arrived - before != ends - begins:
             raise TransientStoreError(f"{what}: the answer broke off at byte {partial.start + partial.arrived}")
 

@@ -19,6 +19,7 @@ from penstock.errors import AccessDenied, ConfigError, ObjectNotFound, StorageEr
 from penstock.storage.base import ObjectInfo
 from penstock.storage.client import ObjectClient, PartialRead
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
+from penstock.storage.object_reads import ReadsObjects
 from penstock.storage.objects import ObjectStorage
 from penstock.storage.ranged import open_ranged
 from penstock.storage.retry import Budgets, Patience, RetryBudget
@@ -29,7 +30,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class EndpointStorage:
+class EndpointStorage(ReadsObjects):
     """`ReadableStorage` over several stores with the same objects. Shared by threads; pickles to spawned processes.
 
     Each endpoint has its own bucket and credentials. Reading never takes half an object from one and half from another
@@ -69,26 +70,6 @@ class EndpointStorage:
         """How each endpoint is doing, in the order they were given."""
         return self._rotation.health()
 
-    def get(self, key: str) -> bytes:
-        return self.get_with_info(key)[0]
-
-    def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
-        check_key(key)
-        partial = PartialRead()
-        self._read(key, partial)
-        assert partial.info is not None
-        return partial.joined(), partial.info
-
-    def get_range(self, key: str, start: int, stop: int) -> bytes:
-        check_key(key)
-        check_range(key, start, stop)
-        if start == stop or start >= 1 << 62:
-            self.head(key)
-            return b""
-        partial = PartialRead(start, stop)
-        self._read(key, partial)
-        return partial.joined()
-
     def get_range_of(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of an object as large as `info` tells of, from whichever endpoint answers.
 
@@ -116,13 +97,6 @@ class EndpointStorage:
         check_key(key)
         return self._anywhere(lambda client: client.head(key), self.budgets.metadata, key)
 
-    def exists(self, key: str) -> bool:
-        try:
-            self.head(key)
-        except ObjectNotFound:
-            return False
-        return True
-
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         found: dict[ObjectClient, dict[str, ObjectInfo]] = {}
@@ -136,6 +110,9 @@ class EndpointStorage:
         for key in sorted(whole):
             if key.startswith(prefix) and not key.endswith(RESERVED):
                 yield whole[key]
+
+    def _what(self, key: str) -> str:
+        return key
 
     def _read(self, key: str, partial: PartialRead) -> None:
         self._anywhere(lambda client: client.read_on(key, partial), self.budgets.data, key, partial=partial)

@@ -15,6 +15,7 @@ from penstock.storage.client import ObjectClient, PartialRead
 from penstock.storage.connection import Timeouts
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
 from penstock.storage.lease import leased
+from penstock.storage.object_reads import ReadsObjects
 from penstock.storage.ranged import open_ranged
 from penstock.storage.retry import Budgets, Patience, with_retries
 from penstock.storage.upload import PART_BYTES, ObjectWriterInParts, part_bytes
@@ -22,7 +23,7 @@ from penstock.storage.upload import PART_BYTES, ObjectWriterInParts, part_bytes
 T = TypeVar("T")
 
 
-class ObjectStorage:
+class ObjectStorage(ReadsObjects):
     """Objects of a bucket below a prefix. Connects on first use; safe for threads and spawned processes.
 
     Every request that fails for a passing reason is tried again within `budgets`; reading goes on at the byte where it
@@ -51,30 +52,10 @@ class ObjectStorage:
 
     # Reading
 
-    def get(self, key: str) -> bytes:
-        return self.get_with_info(key)[0]
-
-    def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
-        check_key(key)
-        partial = PartialRead()
-        self._read(key, partial)
-        assert partial.info is not None
-        return partial.joined(), partial.info
-
-    def get_range(self, key: str, start: int, stop: int) -> bytes:
-        check_key(key)
-        check_range(self._client.what(key), start, stop)
-        if start == stop or start >= 1 << 62:
-            self.head(key)
-            return b""
-        partial = PartialRead(start, stop)
-        self._read(key, partial)
-        return partial.joined()
-
     def get_range_of(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         """Bytes ``[start, stop)`` of the very object that `info` tells of; `PreconditionFailed` where it was written
         since. Where the store names no versions, size and time of writing tell."""
-        check_range(self._client.what(info.key), start, stop)
+        check_range(self._what(info.key), start, stop)
         if start >= min(stop, info.size_bytes):
             return b""
         partial = PartialRead(start, stop, version=info.version)
@@ -84,36 +65,27 @@ class ObjectStorage:
             expected = f"{info.size_bytes} bytes of {info.modified}"
             found = f"{got.size_bytes} bytes of {got.modified}"
             if found != expected:
-                raise PreconditionFailed(
-                    f"{self._client.what(info.key)} was written again: expected {expected}, got {found}"
-                )
+                raise PreconditionFailed(f"{self._what(info.key)} was written again: expected {expected}, got {found}")
         return partial.joined()
 
     def reader(self, key: str, start: int = 0) -> BinaryIO:
-        check_offset(self._client.what(key), start)
+        check_offset(self._what(key), start)
         return self.reader_of(self.head(key), start)
 
     def reader_of(self, info: ObjectInfo, start: int = 0) -> BinaryIO:
         """`reader` of the very object that `info` tells of; see `get_range_of`."""
-        what = self._client.what(info.key)
+        what = self._what(info.key)
         check_offset(what, start)
         return open_ranged(info, what, lambda first, stop: self.get_range_of(info, first, stop), start)
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        return with_retries(lambda: self._client.head(key), self.budgets.metadata, self._client.what(key))
-
-    def exists(self, key: str) -> bool:
-        try:
-            self.head(key)
-        except ObjectNotFound:
-            return False
-        return True
+        return with_retries(lambda: self._client.head(key), self.budgets.metadata, self._what(key))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         found: dict[str, ObjectInfo] = {}
-        patience = Patience(budget=self.budgets.metadata, what=self._client.what(prefix))
+        patience = Patience(budget=self.budgets.metadata, what=self._what(prefix))
         while True:
             seen = len(found)
             try:
@@ -127,8 +99,11 @@ class ObjectStorage:
             if key.startswith(prefix) and not key.endswith(RESERVED):
                 yield found[key]
 
+    def _what(self, key: str) -> str:
+        return self._client.what(key)
+
     def _read(self, key: str, partial: PartialRead) -> None:
-        patience = Patience(budget=self.budgets.data, what=self._client.what(key))
+        patience = Patience(budget=self.budgets.data, what=self._what(key))
         while True:
             before = partial.arrived
             try:
@@ -210,7 +185,7 @@ class ObjectStorage:
             if found == mark:
                 return info
             raise PreconditionFailed(
-                f"{self._client.what(key)} is another's by now: {expected}; an earlier try, whose answer was lost, may "
+                f"{self._what(key)} is another's by now: {expected}; an earlier try, whose answer was lost, may "
                 "have been there before it"
             )
 
@@ -220,4 +195,4 @@ class ObjectStorage:
         return info
 
     def _write(self, operation: Callable[[], T], key: str) -> T:
-        return with_retries(operation, self.budgets.writes, self._client.what(key))
+        return with_retries(operation, self.budgets.writes, self._what(key))
