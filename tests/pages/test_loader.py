@@ -33,11 +33,12 @@ from pages.making import (
 )
 from penstock import R2DatasetLoader
 from penstock.errors import ConfigError, PageError
+from penstock.pages import PagedDataset
 from penstock.pages.budget import ByteBudget
 from penstock.pages.choice import Page
 from penstock.pages.pipeline import PagePipeline
 from penstock.pages.tokens import PageTokens
-from penstock.storage import open_storage
+from penstock.storage import LocalStorage, open_storage
 
 
 def threads() -> list[str]:
@@ -364,7 +365,40 @@ def test_what_is_no_tokenizer_is_refused(dataset: Path) -> None:
             list(loader_of(choose(dataset), tokenizer=one))
 
 
-# -- memory and order of loading ---------------------------------------------------------------------------------------
+# -- requests, memory and order of loading ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_no_more_requests_than_allowed_are_under_way(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    under_way, most, lock = 0, 0, threading.Lock()
+
+    def counted(method: Any) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal under_way, most
+            with lock:
+                under_way += 1
+                most = max(most, under_way)
+            try:
+                time.sleep(0.001)
+                return method(*args)
+            finally:
+                with lock:
+                    under_way -= 1
+
+        return call
+
+    pages = choose(dataset, 6, 150)  # each in several shards, and in several ranges of each
+    expected = digest_of(loader_of(pages))
+    for name in ("MAX_CONCURRENT_REQUESTS", "TOKEN_CACHE_BYTES", "READ_BUFFER_SIZE"):
+        monkeypatch.setattr(
+            R2DatasetLoader, name, {"MAX_CONCURRENT_REQUESTS": limit, "READ_BUFFER_SIZE": 500}.get(name, 0)
+        )
+    monkeypatch.setattr(LocalStorage, "get_range", counted(LocalStorage.get_range))
+    assert digest_of(loader_of(list(pages), dataset=PagedDataset(LocalStorage(dataset)))) == expected
+    assert most <= limit
+    assert most > 1 or limit == 1
 
 
 def page_tokens(number: int) -> PageTokens:

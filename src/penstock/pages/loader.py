@@ -217,7 +217,8 @@ class R2DatasetLoader:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:
                 yield batch
         finally:
-            batches.close()
+            with suppress(ValueError):  # cancelled while a thread is at it: it ends when nobody refers to it any more
+                batches.close()
 
     def close(self) -> None:
         """End the iteration that `next` began, if there is one."""
