@@ -365,7 +365,7 @@ def test_what_is_no_tokenizer_is_refused(dataset: Path) -> None:
             list(loader_of(choose(dataset), tokenizer=one))
 
 
-# -- requests, memory and order of loading ------------------------------------------------------------------------------
+# -- requests, memory and order of loading -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 3])
