@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -204,3 +205,15 @@ def test_an_end_of_text_written_in_a_text_ends_nothing() -> None:
     encoded = tokenizer.encode([f"before {tokenizer.end_of_text} after"])
     assert (encoded.ids == tokenizer.end_of_text_id).sum() == 1
     assert encoded.ids[-1] == tokenizer.end_of_text_id
+
+
+@pytest.mark.parametrize("length", [3, 4_000])
+def test_every_text_is_closed_whether_long_or_short(length: int) -> None:
+    texts = [f"{number} abc " * length for number in range(5)] + ["", "x"]
+    tokenizer = train_tokenizer(texts, vocab_size=300)
+    encoded = tokenizer.encode(texts, np.uint16)
+    assert encoded.ids.dtype == np.uint16
+    for number, text in enumerate(texts):
+        alone, _ = tokenizer.encode_plain([text])
+        found = encoded.ids[encoded.offsets[number] : encoded.offsets[number + 1]]
+        assert found.tolist() == [*alone.tolist(), tokenizer.end_of_text_id]

@@ -73,8 +73,8 @@ class ChunkTexts:
                 return TokenChunk(encoded.ids, encoded.offsets)
         if self._blocks.manifest.header.token_column is None:
             with self._timings.of("tokenise"):
-                encoded = self._tokenizer.encode(self._blocks.texts_of(rows))
-                return TokenChunk(encoded.ids.astype(dtype), encoded.offsets)
+                encoded = self._tokenizer.encode(self._blocks.texts_of(rows), dtype)
+                return TokenChunk(encoded.ids, encoded.offsets)
         ids, offsets = self._blocks.tokens_of(rows)
         foreign = np.flatnonzero(ids >= self._header.vocab_size)
         if len(foreign):

@@ -99,8 +99,8 @@ class KnownTokenizer:
     def chat_templates(self) -> dict[str, str]:
         return self._tokenizer.chat_templates
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        return self._tokenizer.encode(texts)
+    def encode(self, texts: Sequence[str], dtype: np.dtype | type[np.unsignedinteger] = np.uint32) -> Encoded:
+        return self._tokenizer.encode(texts, dtype)
 
     def encode_plain(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         return self._tokenizer.encode_plain(texts)

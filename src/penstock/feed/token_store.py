@@ -180,14 +180,14 @@ class TokenStore:
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         ends = chunk.offsets.astype("<u4").tobytes()
-        ids = np.ascontiguousarray(chunk.ids, dtype=self._dtype).tobytes()
-        payload = ends.ljust(_aligned(len(ends)), b"\0") + ids
+        ends = ends.ljust(_aligned(len(ends)), b"\0")
+        ids = np.ascontiguousarray(chunk.ids, dtype=self._dtype).data.cast("B")
         with self._lock:
-            segment, start = self._append(payload, *self._alignment(chunk, len(payload) - len(ids)))
+            segment, start = self._append([memoryview(ends), ids], *self._alignment(chunk, len(ends)))
         record = np.zeros(1, dtype=_RECORD)
         record["offset"], record["segment"] = start, segment
         record["samples"], record["tokens"] = len(chunk.offsets) - 1, len(chunk.ids)
-        record["crc"] = isal_zlib.crc32(payload)
+        record["crc"] = isal_zlib.crc32(ids, isal_zlib.crc32(ends))
         record["check"] = _check(record[0])
         os.pwrite(self._index_fd, record.tobytes(), number * _RECORD.itemsize)
 
@@ -235,18 +235,19 @@ class TokenStore:
             return _ALIGN, 0
         return row_bytes, -ids_at % row_bytes
 
-    def _append(self, payload: bytes, align: int, remainder: int) -> tuple[int, int]:
+    def _append(self, payload: list[memoryview], align: int, remainder: int) -> tuple[int, int]:
         """Write a payload behind the others, where the place leaves this remainder."""
         limit = SEGMENT_BYTES if self._max_bytes is not None else _UNBOUNDED_SEGMENT_BYTES
-        if self._own is None or self._own[2] + len(payload) + align > limit:
+        if self._own is None or self._own[2] + sum(map(len, payload)) + align > limit:
             self._begin_segment()
         assert self._own is not None
         number, fd, size = self._own
         size += (remainder - size) % align
-        view, start = memoryview(payload), size
-        while view:
-            written = os.pwrite(fd, view, start)
-            view, start = view[written:], start + written
+        start = size
+        for part in payload:
+            while part:
+                written = os.pwrite(fd, part, start)
+                part, start = part[written:], start + written  # noqa: PLW2901 - what is left of it
         self._own = number, fd, _aligned(start)
         return number, size
 
