@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from hypothesis import settings
 
 from equipment.buckets import KEYS, PATIENT, use_key
 from equipment.servers import S3Server, s3_server
 from penstock.storage import open_storage
 
 _numbers = count()
+
+settings.register_profile("penstock", deadline=None)  # a machine with much else to do is slow, and nothing is wrong
+settings.load_profile("penstock")
 
 
 @pytest.fixture(scope="session", autouse=True)

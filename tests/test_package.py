@@ -26,6 +26,7 @@ def test_the_exported_names_are_these() -> None:
         "ChunkTracker",
         "DistributedLoader",
         "Mix",
+        "R2DatasetLoader",
         "TrainingConfig",
         "ingest",
         "load_bucket_secrets",
@@ -46,7 +47,7 @@ def test_importing_penstock_loads_nothing_heavy() -> None:
 
 
 def test_reading_data_and_settings_needs_no_torch() -> None:
-    code = "import penstock as p; p.BlockManager, p.ingest, p.TrainingConfig, p.DistributedLoader"
+    code = "import penstock as p; p.BlockManager, p.ingest, p.TrainingConfig, p.DistributedLoader, p.R2DatasetLoader"
     assert not modules_after(code) & {"torch", "safetensors", "obstore"}
 
 

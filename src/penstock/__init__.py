@@ -13,6 +13,7 @@ __all__ = [
     "ChunkTracker",
     "DistributedLoader",
     "Mix",
+    "R2DatasetLoader",
     "TrainingConfig",
     "ingest",
     "load_bucket_secrets",
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.blocks import BlockManager, ingest, process_raw_dataset_to_blocks
     from penstock.feed import DistributedLoader, Mix
     from penstock.ledger.tracker import ChunkTracker
+    from penstock.pages import R2DatasetLoader
     from penstock.storage.buckets import load_bucket_secrets
     from penstock.train.config import TrainingConfig
     from penstock.train.run import run_training
@@ -35,6 +37,7 @@ _HOMES = {
     "ChunkTracker": "penstock.ledger.tracker",
     "DistributedLoader": "penstock.feed",
     "Mix": "penstock.feed",
+    "R2DatasetLoader": "penstock.pages",
     "TrainingConfig": "penstock.train.config",
     "ingest": "penstock.blocks",
     "load_bucket_secrets": "penstock.storage.buckets",

@@ -4,7 +4,8 @@
     ├── ConfigError                a setting that cannot work, or that differs from the run it resumes
     ├── MissingExtraError          an optional part is not installed; names the pip command
     ├── SourceError                a source that cannot be read or understood
-    │   └── BadRowError            one row of it; names file, row and reason
+    │   ├── BadRowError            one row of it; names file, row and reason
+    │   └── PageError              a page of a Parquet data set that cannot be read; names it
     ├── BlockStoreError            a folder that is not, or not yet, a block store
     │   └── CorruptBlockError      stored bytes differ from what was written
     ├── StorageError               bytes could not be read or written
@@ -42,6 +43,10 @@ class SourceError(PenstockError):
 
 class BadRowError(SourceError):
     """One row of a source is unusable and the policy is to stop."""
+
+
+class PageError(SourceError):
+    """A page of a Parquet data set cannot be read."""
 
 
 class BlockStoreError(PenstockError):

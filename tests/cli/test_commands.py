@@ -205,15 +205,26 @@ def test_sigterm_ends_a_training_committed_and_with_exit_code_0(tmp_path: Path) 
 def test_help_names_every_command_and_every_command_has_help() -> None:
     runner = CliRunner()
     overview = runner.invoke(app, ["--help"]).output
-    for command in ("ingest", "inspect", "search", "tokenize", "bench", "train", "status", "audit", "picture", "demo"):
+    for command in (
+        "ingest",
+        "inspect",
+        "search",
+        "tokenize",
+        "bench",
+        "pages",
+        "train",
+        "status",
+        "audit",
+        "picture",
+        "demo",
+    ):
         assert command in overview
         assert runner.invoke(app, [command, "--help"]).exit_code == 0
 
 
 def test_the_commands_of_the_readme_exist() -> None:
-    shown = re.findall(
-        r"^\$ penstock (bench \w+|\w+)(.*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    told = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/pages.md"))
+    shown = re.findall(r"^\$ penstock ((?:bench |pages )?\w+)(.*)$", told, re.MULTILINE)
     assert len(shown) >= 5
     for command, rest in shown:
         known = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output

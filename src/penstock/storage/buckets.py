@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.storage.address import StoreAddress
+from penstock.storage.address import R2_HOST, StoreAddress
 from penstock.storage.bucket_values import (
     COMMON_ENDPOINT,
     Entry,
@@ -91,20 +91,24 @@ class Bucket(Mapping[str, Any]):
         self._name = name
         self._entry = entry
 
-    def storage(self, purpose: Purpose = "read", prefix: str = "", **more: Any) -> ObjectStorage | EndpointStorage:
+    def storage(
+        self, purpose: Purpose = "read", prefix: str = "", *, r2_region: str | None = None, **more: Any
+    ) -> ObjectStorage | EndpointStorage:
         """The bucket's objects below a prefix, with the keys to read or to write. Several buckets are read in turn;
-        they are written one by one. `more` goes to the storage, such as its `budgets`."""
+        they are written one by one. `r2_region` is what requests to R2 are signed for, ``auto`` where not given; other
+        endpoints have regions of their own. `more` goes to the storage, such as its `budgets`."""
         if purpose not in PURPOSES:
             raise ConfigError(f"the {self._name} bucket is for {' or '.join(PURPOSES)}: got {purpose!r}")
         _refuse(f"{self._name} ({purpose})", self.problems(purpose))
         if not self._is_many():
-            return ObjectStorage(self._address(purpose, prefix), **more)
+            return ObjectStorage(self._address(purpose, prefix, r2_region), **more)
         if purpose == "write":
             raise ConfigError(
                 f"there are several {self._name} buckets: write to each of them, "
                 f'load_bucket_secrets()["{self._name}"]["multiple"][0].storage("write")'
             )
-        return EndpointStorage([ObjectStorage(each._address(purpose, prefix)) for each in self._each()], **more)
+        stores = [ObjectStorage(each._address(purpose, prefix, r2_region)) for each in self._each()]
+        return EndpointStorage(stores, **more)
 
     def problems(self, purpose: Purpose | None = None) -> list[str]:
         """What is missing or wrong, by name."""
@@ -191,7 +195,7 @@ class Bucket(Mapping[str, Any]):
             return None
         return os.environ.get(COMMON_ENDPOINT)
 
-    def _address(self, purpose: Purpose, prefix: str) -> StoreAddress:
+    def _address(self, purpose: Purpose, prefix: str, r2_region: str | None = None) -> StoreAddress:
         entry = self._found()
         name, account, endpoint = entry.secret("name"), entry.secret("account_id"), self._endpoint()
         options: dict[str, str | bool | Secret] = {}
@@ -199,6 +203,8 @@ class Bucket(Mapping[str, Any]):
             options["endpoint"] = endpoint
         elif account is not None:
             options["account_id"] = account
+        if r2_region is not None and (endpoint is None or R2_HOST in endpoint):
+            options["region"] = r2_region
         for part in ("access_key_id", "secret_access_key"):
             key = entry.secret(f"{purpose}.{part}")
             assert key is not None, "checked before"

@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar
 from penstock.errors import AccessDenied, ConfigError, ObjectNotFound, StorageError, TransientStoreError
 from penstock.storage.base import ObjectInfo
 from penstock.storage.client import ObjectClient, PartialRead
-from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix
+from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
 from penstock.storage.object_reads import ReadsObjects
 from penstock.storage.objects import ObjectStorage
 from penstock.storage.ranged import open_ranged
@@ -55,6 +55,11 @@ class EndpointStorage(ReadsObjects):
         self.__init__(stores, budgets=budgets)
 
     @property
+    def stores(self) -> tuple[ObjectStorage, ...]:
+        """The stores themselves, in the order they were given."""
+        return self._stores
+
+    @property
     def url(self) -> str:
         return " | ".join(store.url for store in self._stores)
 
@@ -65,23 +70,28 @@ class EndpointStorage(ReadsObjects):
         """How each endpoint is doing, in the order they were given."""
         return self._rotation.health()
 
+    def get_range_of(self, info: ObjectInfo, start: int, stop: int) -> bytes:
+        """Bytes ``[start, stop)`` of an object as large as `info` tells of, from whichever endpoint answers.
+
+        By size alone: the same bytes uploaded in parts of another size have another version.
+        """
+        check_range(info.key, start, stop)
+        if start >= min(stop, info.size_bytes):
+            return b""
+        partial = PartialRead(start, stop)
+        self._read(info.key, partial)
+        got = partial.info.size_bytes if partial.info is not None else 0
+        if got != info.size_bytes:
+            raise StorageError(
+                f"{info.key} had {info.size_bytes} bytes when it was opened, got {got}: it was written again, or the "
+                f"endpoints ({self.url}) do not hold the same data; make them the same"
+            )
+        return partial.joined()
+
     def reader(self, key: str, start: int = 0) -> BinaryIO:
         check_offset(key, start)
         info = self.head(key)
-
-        def fetch(first: int, stop: int) -> bytes:
-            # By size alone: the same bytes uploaded in parts of another size have another version.
-            partial = PartialRead(first, stop)
-            self._read(key, partial)
-            got = partial.info.size_bytes if partial.info is not None else 0
-            if got != info.size_bytes:
-                raise StorageError(
-                    f"{key} had {info.size_bytes} bytes when it was opened, got {got}: it was written again, or the "
-                    f"endpoints ({self.url}) do not hold the same data; make them the same"
-                )
-            return partial.joined()
-
-        return open_ranged(info, key, fetch, start)
+        return open_ranged(info, key, lambda first, stop: self.get_range_of(info, first, stop), start)
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
