@@ -31,9 +31,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from feed_peers import sections
-from feed_peers.children import Children, set_up_peers
+from feed_peers.children import CONTENDER, PEERS, set_up_peers
 from feed_peers.crash import exactly_once
-from feed_peers.material import Material, log
+from feed_peers.material import Material
+from measuring import Children, log, peer_python, show
 
 SECTIONS: dict[str, Callable[[sections.Bench], dict[str, Any]]] = {
     "raw": sections.raw_text,
@@ -45,27 +46,6 @@ SECTIONS: dict[str, Callable[[sections.Bench], dict[str, Any]]] = {
 }
 
 
-def peer_python(folder: Path | None) -> Path | None:
-    if folder is None:
-        log("no --peers: only Penstock and the limits are measured; --setup-peers FOLDER makes their environment")
-        return None
-    python = folder.absolute() / "bin" / "python"
-    if not python.exists():
-        raise SystemExit(f"{folder} has no bin/python: make it with --setup-peers {folder}")
-    return python
-
-
-def show(name: str, value: Any, indent: int = 0) -> None:
-    """A nested result, a line a figure."""
-    if isinstance(value, dict):
-        print(f"{'  ' * indent}{name}")
-        for key, inner in value.items():
-            show(key, inner, indent + 1)
-    else:
-        told = f"{value:,.4g}" if isinstance(value, float) else value
-        print(f"{'  ' * indent}{name:60s} {told}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup-peers", type=Path, metavar="FOLDER", help="install the peers there, and end")
@@ -74,6 +54,7 @@ def main() -> None:
         "--work", type=Path, metavar="FOLDER", help="where the data goes and stays; else a temporary one"
     )
     parser.add_argument("--only", choices=list(SECTIONS), action="append", help="this section; may be repeated")
+    parser.add_argument("--text-mb", type=int, default=50, help="how much text there is")
     parser.add_argument("--rounds", type=int, help="5, or 1 with --quick")
     parser.add_argument("--quick", action="store_true", help="little data, short runs: to see that it works")
     parser.add_argument("--json", action="store_true")
@@ -87,9 +68,10 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         home = work / "home"
         home.mkdir(exist_ok=True)
-        text_mb, copies, memory_copies = (8, 2, 4) if options.quick else (50, 8, 4)
+        python = peer_python(options.peers)
+        text_mb, copies, memory_copies = (8, 2, 4) if options.quick else (options.text_mb, 8, 4)
         bench = sections.Bench(
-            children=Children(peer_python(options.peers), home),
+            children=Children(CONTENDER, PEERS if python else (), python, home),
             material=Material(work, text_mb, copies, memory_copies),
             rounds=options.rounds or (1 if options.quick else 5),
             seconds=0.5 if options.quick else 2.0,

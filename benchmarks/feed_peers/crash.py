@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from feed_peers.children import Children, Result, kill
-from feed_peers.material import CRASH_SAMPLES, CRASH_WIDTH, Material, log
+from feed_peers.material import CRASH_SAMPLES, CRASH_WIDTH, Material
+from measuring import Children, Result, kill, log
 
 WORLD = 4
 STOP_STEP = 151

@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from measuring import log
 from penstock.blocks import BlockManager, ingest
 from penstock.blocks.manifest import BlockEntry, Manifest
 from penstock.feed import TokenCache
@@ -31,10 +31,6 @@ CRASH_SAMPLES = 10_007
 CRASH_WIDTH = 4
 HUGE_BLOCKS = 10_000
 HUGE_BLOCK_SAMPLES = 100_000
-
-
-def log(*words: object) -> None:
-    print(*words, file=sys.stderr, flush=True)
 
 
 def once(path: Path, make: Callable[[Path], object]) -> Path:

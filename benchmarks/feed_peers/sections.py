@@ -9,8 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from feed_peers.children import PEERS, Children, Result
-from feed_peers.material import HUGE_BLOCK_SAMPLES, HUGE_BLOCKS, WIDTH, Material, log
+from feed_peers.children import PEERS
+from feed_peers.material import HUGE_BLOCK_SAMPLES, HUGE_BLOCKS, WIDTH, Material
+from measuring import Children, Result, interleaved, log, ratio
 
 BATCH = 8
 SEED = 3
@@ -40,22 +41,7 @@ class Bench:
     seconds: float
 
     def interleaved(self, contenders: dict[str, Callable[[], Result]], figure: str) -> dict[str, Any]:
-        """The median of a figure for each contender. One that fails is left out of the rounds that follow."""
-        taken: dict[str, list[float]] = {name: [] for name in contenders}
-        errors: dict[str, str] = {}
-        for _ in range(self.rounds):
-            for name, measure in contenders.items():
-                if name in errors:
-                    continue
-                told = measure()
-                if "error" in told:
-                    errors[name] = told["error"]
-                else:
-                    taken[name].append(told[figure])
-        medians: dict[str, Any] = {name: statistics.median(values) for name, values in taken.items() if values}
-        for name, values in taken.items():
-            log(f"  {name:32s} " + " ".join(f"{value:.4g}" for value in values), errors.get(name, ""))
-        return medians | {name: {"error": text} for name, text in errors.items() if name not in medians}
+        return interleaved(contenders, figure, self.rounds)
 
     def rows_task(self, name: str, **more: Any) -> Result:
         """What a contender needs to load rows."""
@@ -83,11 +69,6 @@ class Bench:
                 marker.touch()
             ready.append(name)
         return ready
-
-
-def ratio(above: Any, below: Any) -> float | None:
-    numbers = isinstance(above, float) and isinstance(below, float)
-    return above / below if numbers and below else None
 
 
 def best_peer(found: dict[str, Any], choose: Callable[..., float]) -> float | None:

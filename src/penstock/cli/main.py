@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import data, demo, feed, pages, run, search, train
+from penstock.cli import bench_storage, data, demo, feed, pages, run, search, train
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command()(data.ingest)
 app.command()(data.inspect)
 app.command()(search.search)
 app.command()(feed.tokenize)
+feed.bench.command()(bench_storage.storage)
 app.add_typer(feed.bench, name="bench")
 app.add_typer(pages.pages, name="pages")
 app.command()(train.train)

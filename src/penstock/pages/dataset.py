@@ -53,6 +53,8 @@ class PagedDataset:
         self._infos: dict[str, ObjectInfo] = {}
         self._facts: OrderedDict[tuple[str, str | None], ColumnFacts] = OrderedDict()
         self._facts_bytes = 0
+        self.bytes_read = 0
+        """Of shards, by this process."""
         self._places: OrderedDict[str, PagePlaces] = OrderedDict()
         self._tail_bytes = TAIL_BYTES
         self.token_stores: dict[tuple[int, Path, int], TokenStore | None] = {}
@@ -171,6 +173,8 @@ class PagedDataset:
             raise SourceError(
                 f"{self.where}/{info.key}: asked for bytes {start} to {stop} of {info.size_bytes}, got {len(data)}"
             )
+        with self._lock:
+            self.bytes_read += len(data)
         return data
 
     def facts(self, shard: Shard, column: str | None) -> ColumnFacts:
