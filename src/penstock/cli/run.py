@@ -90,7 +90,7 @@ def audit(
 
     folder = RunFolder(run)
     if step is not None or chunk is not None:
-        _tell_history(folder, step, chunk, as_json=as_json)
+        _tell_history(folder, step, chunk, dataset_file, as_json=as_json)
         return
     audits = prove(folder, dataset_file)
     broken = [found for found in audits if found.twice or found.foreign or (found.missing and found is not audits[-1])]
@@ -110,22 +110,25 @@ def audit(
         raise typer.Exit(CHECK_FAILED)
 
 
-def _tell_history(folder: RunFolder, step: int | None, chunk: str | None, *, as_json: bool) -> None:
+def _tell_history(
+    folder: RunFolder, step: int | None, chunk: str | None, dataset_file: str | None, *, as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from penstock.observe.history import what_step_saw, who_trained
 
     if step is not None:
-        seen = what_step_saw(folder, step)
+        seen = what_step_saw(folder, step, dataset_file)
         if as_json:
             print_json({"steps": [asdict(each) for each in seen]})
             return
         for each in seen:
             held = f"in checkpoint {each.checkpoint_id}" if each.checkpoint_id else "undone, or not committed yet"
             ranges = ", ".join(f"{first} to {stop - 1}" for first, stop in each.samples)
+            chunk_of = "" if each.block_id is None else f"chunk {each.chunk_id} of block {each.block_id}, "
             console().print(
                 f"step {step} (generation {each.generation}), {_when(each.time)}: {each.worker}, epoch {each.epoch}, "
-                f"chunk {each.chunk_id} of block {each.block_id}, samples {ranges}, loss {each.loss}; {held}"
+                f"{chunk_of}samples {ranges}, loss {each.loss}; {held}"
             )
     if chunk is not None:
         trained = who_trained(folder, _chunk_ref(chunk))

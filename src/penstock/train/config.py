@@ -30,13 +30,17 @@ MAY_CHANGE = frozenset(
         "commit_every_chunks",
         "commit_every_s",
         "dataset_file",
+        "ddp",
         "iterate",
         "keep_checkpoints",
         "ledger",
         "log_file",
         "parallel_independent",
+        "rank_timeout_s",
+        "respawn",
         "run_dir",
         "session_timeout_s",
+        "stall_timeout_s",
         "steps",
         "stop_after_epoch",
         "workers",
@@ -83,7 +87,18 @@ class TrainingConfig:
     parallel_independent: bool = False
     """Several workers, each with its own replica, merged at every commit."""
     workers: int = 1
-    """How many, in parallel-independent mode."""
+    """How many, in parallel-independent mode; with `ddp`, how many ranks to start where no launcher has."""
+    ddp: bool = False
+    """Ranks that learn every batch together, as under torchrun: each its share, gradients summed."""
+    plan: Literal["", "claims", "strided"] = ""
+    """Where batches come from: chunks claimed from the ledger, or a shuffled order that is the same for any number of
+    ranks. Empty: as the run began; for a new one strided with `ddp`, else claims."""
+    outer_learning_rate: float = 1.0
+    """Of what replicas have changed on average, so much is taken over at a merge;"""
+    outer_momentum: float = 0.0
+    """with Nesterov momentum, where it is above 0."""
+    respawn: int = 0
+    """How often workers that died are started again, in all; of ranks, how often the job is."""
     merge: Literal["mean", "sum"] = "mean"
     """How replicas become one: their mean weighted by samples, or the sum of what each has changed."""
     commit_every_chunks: int = 8
@@ -94,6 +109,10 @@ class TrainingConfig:
     """How many checkpoints stay on disk."""
     session_timeout_s: float = 60.0
     """How long a worker that shows no sign of life keeps its chunks."""
+    stall_timeout_s: float = 3_600.0
+    """How long a worker or rank may take for one step before it counts as hung and is killed."""
+    rank_timeout_s: float = 600.0
+    """How long ranks wait for one another: a rank that is silent for longer has the others give up."""
     ledger: str = field(default="", repr=False)
     """Where the ledger is: ``postgresql://user@host/database?run=name`` for workers on several machines. Empty:
     ledger.sqlite in the run's folder. A password is used and never saved: give it again, or by PGPASSWORD."""
@@ -134,8 +153,27 @@ class TrainingConfig:
             raise ConfigError(f"session_timeout_s={self.session_timeout_s} cannot work: expected seconds above 0")
         if self.merge not in ("mean", "sum"):
             raise ConfigError(f"merge={self.merge!r} is unknown: expected 'mean' or 'sum'")
-        if self.workers > 1 and not self.parallel_independent:
-            raise ConfigError(f"workers={self.workers} needs parallel_independent (--parallel-independent)")
+        if self.plan not in ("", "claims", "strided"):
+            raise ConfigError(f"plan={self.plan!r} is unknown: expected 'claims' or 'strided'")
+        self._check_several()
+
+    def _check_several(self) -> None:
+        """The settings of several workers, by themselves and against one another."""
+        for name in ("stall_timeout_s", "rank_timeout_s"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ConfigError(f"{name}={getattr(self, name)} cannot work: expected seconds above 0")
+        if not (self.outer_learning_rate > 0 and math.isfinite(self.outer_learning_rate)):
+            raise ConfigError(f"outer_learning_rate={self.outer_learning_rate} cannot work: expected a number above 0")
+        if not 0 <= self.outer_momentum < 1:
+            raise ConfigError(f"outer_momentum={self.outer_momentum} cannot work: expected 0 to below 1")
+        if not 0 <= self.respawn <= _LARGEST:
+            raise ConfigError(f"respawn={self.respawn} cannot work: expected 0 or more")
+        if self.parallel_independent and self.ddp:
+            raise ConfigError("parallel_independent and ddp are two ways to use several workers: choose one")
+        if self.parallel_independent and self.plan == "strided":
+            raise ConfigError("plan='strided' deals every batch to all ranks: it needs --ddp, or one worker")
+        if self.workers > 1 and not (self.parallel_independent or self.ddp):
+            raise ConfigError(f"workers={self.workers} needs --parallel-independent or --ddp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +235,7 @@ class RunConfig:
 def resolve(
     config: TrainingConfig,
     *,
+    before: RunConfig | None = None,
     identity: DatasetIdentity,
     name: str,
     total_samples: int,
@@ -204,6 +243,9 @@ def resolve(
 ) -> RunConfig:
     """Freeze the settings together with what the data set and the tokenizer turned out to be; paths become absolute."""
     settled = replace(config)
+    settled.plan = config.plan or (before.training.plan if before else "") or ("strided" if config.ddp else "claims")
+    if settled.plan == "strided" and config.parallel_independent:
+        raise ConfigError("this run follows the strided plan, which has no independent workers: go on with --ddp")
     if "://" not in config.dataset_file:
         settled.dataset_file = str(Path(config.dataset_file).resolve())
     if config.ledger:

@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
-from penstock.feed import ChunkFeed, Tokenizer
+from penstock.feed import ChunkFeed, DistributedLoader, Tokenizer
 from penstock.ledger import Ledger, Session, open_ledger
 from penstock.storage import LocalStorage, Storage
 from penstock.train.checkpoints import Checkpoints
@@ -20,6 +20,7 @@ from penstock.train.trainer import State, Trainer
 
 TOKENIZER_KEY = "tokenizer.json"
 REPLICAS_PREFIX = "replicas/"
+LOADER_FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "spans")
 
 
 class RunParts:
@@ -69,6 +70,19 @@ class RunParts:
             self.tokenizer,
             batch_size=self.config.batch_size,
             sequence_length=self.config.max_seq_len,
+        )
+
+    def loader(self, rank: int, world: int) -> DistributedLoader:
+        """The strided plan's batches, as one rank gets them."""
+        return DistributedLoader(
+            self.blocks,
+            self.config.batch_size,
+            self.config.seed,
+            rank,
+            world,
+            tokenizer=self.tokenizer,
+            sequence_length=self.config.max_seq_len,
+            fields=LOADER_FIELDS,
         )
 
     def trainer(self) -> Trainer:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +25,18 @@ class StepResult:
     num_tokens: int
 
 
+class Together(Protocol):
+    """The ranks that share every batch; see `Ranks`."""
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all ranks."""
+        ...
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add up the gradients of all ranks, in place."""
+        ...
+
+
 class Trainer:
     """Learns batches. Knows nothing of ledgers, files or other replicas."""
 
@@ -31,26 +46,38 @@ class Trainer:
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
 
-    def step(self, batch: Batch) -> StepResult:
-        """One optimizer step: the loss is normalised by the weight of the whole batch, however it is split."""
+    def step(self, batch: Batch, together: Together | None = None) -> StepResult:
+        """One optimizer step: the loss is normalised by the weight of the whole batch, however it is split.
+
+        Args:
+            batch: What to learn; of several ranks, this one's share, perhaps without a sequence.
+            together: The ranks that have the other shares.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        weight = self.model.weight(batch)
+        sequences, tokens = len(batch.input_ids), batch.num_tokens
+        weight = self.model.weight(batch) if sequences else 0.0
+        if together is not None:
+            (weight,) = together.total([weight])
+        weight = max(1.0, weight)
         total = 0.0
-        sequences = len(batch.input_ids)
-        rows = -(-sequences // self._accumulation)
+        rows = max(1, -(-sequences // self._accumulation))
         for start in range(0, sequences, rows):
             loss = self.model.loss_sum(batch, slice(start, start + rows)) / weight
             loss.backward()
             total += loss.item()
+        if together is not None:
+            total, tokens = together.total([total, tokens])
         if not math.isfinite(total):
             raise TrainError(
-                f"the loss is {total} on samples {batch.spans[0, 0]} to {batch.spans[-1, 0]}: look at these samples, "
+                f"the loss is {total} on samples {_told(batch.spans[:, 0])}: look at these samples, "
                 "or begin a new run with a lower learning_rate; the last commit is kept"
             )
+        if together is not None:
+            together.sum_gradients(self.model.parameters())
         if self._max_grad_norm and self.model.clips_gradients:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
         self.optimizer.step()
-        return StepResult(total, batch.num_tokens)
+        return StepResult(total, int(tokens))
 
     def state(self) -> State:
         """A copy of everything, detached from what training goes on to change."""
@@ -78,6 +105,10 @@ class Trainer:
         described["state"] = slots
         self.optimizer.load_state_dict(described)
         torch.set_rng_state(tensors["rng.torch"])
+
+
+def _told(sample_ids: np.ndarray) -> str:
+    return f"{sample_ids.min()} to {sample_ids.max()}" if len(sample_ids) else "of other ranks"
 
 
 def merge(base: State, replicas: list[tuple[float, State]], how: str) -> State:

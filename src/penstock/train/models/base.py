@@ -19,7 +19,7 @@ class Learner(nn.Module):
 
     @abstractmethod
     def weight(self, batch: Batch) -> float:
-        """What the summed loss of the whole batch is divided by."""
+        """What this batch adds to the number that the summed loss is divided by, over all ranks and at least 1."""
 
     @abstractmethod
     def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:

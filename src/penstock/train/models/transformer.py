@@ -58,12 +58,13 @@ class Transformer(Learner):
             for array in (batch.input_ids, batch.position_ids, batch.document_ids, batch.labels)
         )
         logits = self(ids, positions, documents)
-        return nnf.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        losses = nnf.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none"
         )
+        return losses.double().sum()  # in float64: the sum of any split of a batch is the same to 1e-8
 
     def weight(self, batch: Batch) -> float:
-        return float(max(1, batch.num_tokens))
+        return float(batch.num_tokens)
 
     def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.01)
