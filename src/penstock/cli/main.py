@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import data, demo, feed, run, search, train
+from penstock.cli import data, demo, feed, run, search, steering, train
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -27,6 +27,8 @@ app.command()(search.search)
 app.command()(feed.tokenize)
 app.add_typer(feed.bench, name="bench")
 app.command()(train.train)
+app.command()(steering.stop)
+app.command()(steering.join)
 app.command()(run.status)
 app.command()(run.audit)
 app.command()(run.skip)

@@ -30,7 +30,19 @@ def train(
     parallel_independent: Annotated[
         bool, typer.Option("--parallel-independent", help="Several workers, merged at every commit.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="How many, with --parallel-independent.")] = 1,
+    ddp: Annotated[
+        bool,
+        typer.Option("--ddp", help="Ranks that learn every batch together: under torchrun, else --workers of them."),
+    ] = False,
+    workers: Annotated[int, typer.Option(help="How many, with --parallel-independent or --ddp.")] = 1,
+    plan: Annotated[str, typer.Option(help="claims or strided. Default: strided with --ddp, else claims.")] = "",
+    respawn: Annotated[int, typer.Option(help="How often workers that died are started again, in all.")] = 0,
+    outer_learning_rate: Annotated[float, typer.Option(help="How much of the workers' mean change is taken.")] = 1.0,
+    outer_momentum: Annotated[float, typer.Option(help="Nesterov momentum of that; 0 for none.")] = 0.0,
+    stall_timeout_s: Annotated[
+        float, typer.Option(help="How long one step may take before a worker is killed.")
+    ] = 3600.0,
+    rank_timeout_s: Annotated[float, typer.Option(help="How long ranks wait for one another.")] = 600.0,
     merge: Annotated[str, typer.Option(help="mean, or sum of what each worker changed.")] = "mean",
     commit_every_chunks: Annotated[int, typer.Option(help="Chunks between commits.")] = 8,
     commit_every_s: Annotated[float, typer.Option(help="Seconds between commits at most.")] = 300.0,
@@ -47,6 +59,7 @@ def train(
 
     from penstock.blocks import prepare_blocks
     from penstock.cli.progress import TrainingProgress
+    from penstock.feed.world import launched_world
     from penstock.train.config import TrainingConfig
 
     run_training = load_run_training()
@@ -67,6 +80,13 @@ def train(
         iterate=iterate,
         parallel_independent=parallel_independent,
         workers=workers,
+        ddp=ddp,
+        plan=plan,  # pyright: ignore[reportArgumentType] - checked with the other settings, with a sentence
+        respawn=respawn,
+        outer_learning_rate=outer_learning_rate,
+        outer_momentum=outer_momentum,
+        stall_timeout_s=stall_timeout_s,
+        rank_timeout_s=rank_timeout_s,
         merge=merge,  # pyright: ignore[reportArgumentType] - checked with the other settings, with a sentence
         commit_every_chunks=commit_every_chunks,
         commit_every_s=commit_every_s,
@@ -76,12 +96,17 @@ def train(
         log_file=log_file,
     )
     config.check()
-    with ingest_bar(quiet=as_json) as on_progress:
-        config.dataset_file = prepare_blocks(dataset_file, config.samples_per_block, on_progress=on_progress)
-    if not as_json:
+    rank = launched_world()
+    if rank is None:
+        with ingest_bar(quiet=as_json) as on_progress:
+            config.dataset_file = prepare_blocks(dataset_file, config.samples_per_block, on_progress=on_progress)
+    quiet = as_json or (rank is not None and rank[0] > 0)  # rank 0 speaks for all
+    if not quiet:
         console(stderr=True).print("preparing: reading the data set and, for a new run, training its tokenizer")
-    with TrainingProgress(quiet=as_json) as progress:
+    with TrainingProgress(quiet=quiet) as progress:
         result = run_training(config, [progress])
+    if rank is not None and rank[0] > 0:
+        return
     if as_json:
         print_json(asdict(result))
         return
@@ -95,6 +120,7 @@ REASONS = {
     "steps": "the steps asked for are done",
     "epoch": "the epoch is complete",
     "signal": "asked to stop; committed first",
+    "file": "asked to stop by penstock stop; committed first",
 }
 
 

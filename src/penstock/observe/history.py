@@ -98,7 +98,7 @@ def _strided_step(
         chunk_id=None,
         samples=samples,
         loss=event["loss"],
-        checkpoint_id=commits[span.commit].checkpoint_id if span.session == event["session"] else None,
+        checkpoint_id=commits[span.commit].checkpoint_id if span and span.session == event["session"] else None,
     )
 
 

@@ -6,7 +6,7 @@ state of one commit ──► state of the next ──► the batches in between
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from typing import Any
 
@@ -94,21 +94,25 @@ class StridedRun:
             by_session=by_session,
         )
 
-    def samples_of_step(self, step: int) -> tuple[LoaderSpan, list[list[int]]]:
-        """The samples of which a step saw some token, as ranges, and the commit that holds the step."""
-        done = 0
+    def samples_of_step(self, step: int) -> tuple[LoaderSpan | None, list[list[int]]]:
+        """The samples of which a step saw some token, as ranges, and the span that holds it; None where none does."""
+        done, after = 0, LoaderState(shape={})
         for stretch in self.stretches():
-            if done < step <= done + stretch.span.steps:
-                state = {**orjson.loads(stretch.span.state), "epoch": stretch.span.epoch}
-                state |= {name: getattr(stretch.start, name) for name in ("step", "window", "offset")}
-                if stretch.start.epoch < stretch.span.epoch:
-                    state |= {"step": 0, "window": 0, "offset": 0}
-                loader = self._loader()
-                loader.load_state_dict(state)
-                batch = next(islice(iter(loader), step - done - 1, None))
-                return stretch.span, id_ranges(np.unique(batch["spans"][:, 0]))
-            done += stretch.span.steps
-        raise LedgerError(f"step {step} is in no commit of {self._run.path}: its commits hold steps 1 to {done}")
+            if step <= done + stretch.span.steps:
+                begun = replace(stretch.start, exclusions=stretch.stop.exclusions, shape=stretch.stop.shape)
+                return stretch.span, self._samples_from(begun, step - done - 1)
+            done, after = done + stretch.span.steps, stretch.stop
+        return None, self._samples_from(after, step - done - 1)
+
+    def _samples_from(self, state: LoaderState, batches: int) -> list[list[int]]:
+        """Of the batch that comes so many batches behind a state."""
+        loader = self._loader()
+        if state.shape:
+            loader.load_state_dict(state.as_dict())
+        batch = next(islice(iter(loader), batches, None), None)
+        if batch is None:
+            raise LedgerError(f"the plan of {self._run.path} has no such batch: its metrics are of another run")
+        return id_ranges(np.unique(batch["spans"][:, 0]))
 
     # -- the plan ------------------------------------------------------------------------------------------------------
 

@@ -90,9 +90,9 @@ class Launcher:
         """What became of the ranks: the one that failed, else the first that fell."""
         told = [rank for rank in self._ended if rank.process.returncode or rank.error]
         cause = next((rank for rank in told if not rank.lost_others), told[0])
-        how = cause.error or cause.how_it_ended
         if cause.refused:
             return cause.error
+        how = cause.error or cause.how_it_ended
         return (
             f"{cause.name} of {self._config.workers} (pid {cause.process.pid}) has ended ({how}), and with it the job: "
             "run the same command again to resume from the last commit; nothing committed is lost"
