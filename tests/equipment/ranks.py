@@ -1,4 +1,4 @@
-"""Ranks of a job as real processes that can be killed: what torchrun starts, without its start of an interpreter each."""
+"""Ranks of a job as real processes that can be killed: as torchrun starts them, without an interpreter each."""
 
 from __future__ import annotations
 

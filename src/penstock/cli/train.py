@@ -14,7 +14,9 @@ def train(
     dataset_file: Annotated[
         str, typer.Option(help="A block store, a file, a folder, a glob, hf://name[:config[:split]] or s3://...")
     ],
-    run: Annotated[str, typer.Option(help="The run's folder; resumes the run it holds. Default: runs/NAME.")] = "",
+    run: Annotated[
+        str, typer.Option("--run", "--run-dir", help="The run's folder; resumes the run it holds. Default: runs/NAME.")
+    ] = "",
     model: Annotated[str, typer.Option(help="tiny, small or counting.")] = "tiny",
     tokenizer: Annotated[str, typer.Option(help=f"{TOKENIZER_HELP} Without, one is trained on the data.")] = "",
     vocab_size: Annotated[int, typer.Option(help="Entries of a tokenizer trained here.")] = 4096,

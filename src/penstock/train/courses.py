@@ -103,7 +103,7 @@ class StridedCourse:
         self._epoch = self._loader.epoch
         for made in self._loader:
             self._handed = self._loader.position
-            yield _batch(made)
+            yield batch_of(made)
         self._done = self._loader.position  # the beginning of the next epoch
 
     def learned(self, share: Batch, samples: int) -> None:
@@ -245,6 +245,7 @@ def loader_span_of(ledger: Ledger, commit: Commit) -> LoaderSpan | None:
     return found[0]
 
 
-def _batch(made: dict[str, Any]) -> Batch:
+def batch_of(made: dict[str, Any]) -> Batch:
+    """A loader's batch, as a trainer takes it."""
     arrays = {name: np.asarray(made[name], dtype=np.int64) for name in (*LOADER_FIELDS, "sample_ids")}
     return Batch(**arrays, start_offset=0, stop_offset=0, samples_done=0)
