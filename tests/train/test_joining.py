@@ -40,7 +40,7 @@ def test_workers_come_back_and_join_and_every_sample_counts_once(store: Path, tm
 
     # The only worker dies and is started again; another one joins meanwhile; then the endless run is ended.
     recorder.when("step", 4, lambda event: os.kill(pid_of(recorder, event["session"]), signal.SIGKILL))
-    recorder.when("worker_lost", 1, lambda _: (tmp_path / "join").write_bytes(b"1") and None)
+    recorder.when("worker_lost", 1, lambda _: RunFolder(tmp_path).leave_word("join", "1"))
     for nth in range(1, 10_000):
         recorder.when("commit", nth, end_when_all_have_come)
     result = run_training(config(store, tmp_path, workers=1, respawn=1, iterate=True), [recorder], stop=stop)
