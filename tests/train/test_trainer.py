@@ -9,7 +9,7 @@ import torch
 from penstock.errors import CheckpointError
 from penstock.feed import Batch, pack_window
 from penstock.train.models import build_model
-from penstock.train.trainer import Trainer, merge
+from penstock.train.trainer import State, Trainer, merge
 
 
 def batch_of(*documents: list[int], length: int = 12) -> Batch:
@@ -114,3 +114,42 @@ def test_optimizer_state_that_only_some_replicas_have_is_merged_too() -> None:
     merged = merge(base, replicas, "mean")
     assert merged["optimizer.0.step"].item() == 3.0
     assert merged["model.w"].item() == 0.5
+
+
+def test_averaging_replicas_from_one_start_lowers_the_loss_round_by_round() -> None:
+    chance = np.random.default_rng(0)
+
+    def noisy_batch() -> Batch:
+        """Counting by ones, twos and threes, with every fifth token at random."""
+        rows = []
+        for _ in range(6):
+            begin, stride = chance.integers(50), 1 + chance.integers(3)
+            row = (begin + stride * np.arange(24)) % 50
+            row[chance.random(24) < 0.2] = chance.integers(50)
+            rows.append(row.tolist())
+        return batch_of(*rows, length=24)
+
+    held_out = [noisy_batch() for _ in range(8)]
+    judge = trainer(seed=99)
+
+    def loss_of(state: State) -> float:
+        judge.load_state(state)
+        with torch.no_grad():
+            return float(sum(judge.model.loss_sum(batch, slice(None)) for batch in held_out))
+
+    state = trainer().state()
+    for batch in (noisy_batch() for _ in range(30)):  # past the very beginning, where any step helps
+        judge.load_state(state)
+        judge.step(batch)
+        state = judge.state()
+    for _ in range(3):
+        replicas = []
+        for number in range(4):
+            subject = trainer(seed=number)
+            subject.load_state(state)
+            for _ in range(6):
+                subject.step(noisy_batch())
+            replicas.append((1.0, subject.state()))
+        before, state = loss_of(state), merge(state, replicas, "mean")
+        assert loss_of(state) < before
+        assert loss_of(state) < sum(loss_of(each) for _, each in replicas) / len(replicas)
