@@ -9,6 +9,7 @@ import torch
 from penstock.errors import CheckpointError
 from penstock.feed import Batch, pack_window
 from penstock.train.models import build_model
+from penstock.train.schedule import Schedule
 from penstock.train.trainer import Trainer, merge
 
 
@@ -22,7 +23,7 @@ def batch_of(*documents: list[int], length: int = 12) -> Batch:
 def trainer(seed: int = 0) -> Trainer:
     torch.manual_seed(seed)
     model = build_model("tiny", vocab_size=50, total_samples=4)
-    return Trainer(model, learning_rate=1e-2, accumulation=1, max_grad_norm=1.0)
+    return Trainer(model, schedule=Schedule(learning_rate=1e-2))
 
 
 def logits(subject: Trainer, batch: Batch) -> torch.Tensor:
@@ -48,17 +49,17 @@ def test_a_token_sees_only_what_comes_before_it() -> None:
 
 def test_padding_teaches_nothing() -> None:
     short, long = trainer(), trainer()
-    results = [short.step(batch_of([1, 2, 3, 4], length=4)), long.step(batch_of([1, 2, 3, 4], length=12))]
+    results = [short.step(batch_of([1, 2, 3, 4], length=4), 1), long.step(batch_of([1, 2, 3, 4], length=12), 1)]
     assert results[0].num_tokens == results[1].num_tokens == 3
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
 
 
 def test_a_state_taken_up_by_another_trainer_learns_the_same_from_there() -> None:
     first = trainer()
-    first.step(batch_of([1, 2, 3, 4]))
+    first.step(batch_of([1, 2, 3, 4]), 1)
     second = trainer(seed=7)
     second.load_state(first.state())
-    results = [subject.step(batch_of([4, 3, 2, 1])) for subject in (first, second)]
+    results = [subject.step(batch_of([4, 3, 2, 1]), 1) for subject in (first, second)]
     assert results[0] == results[1]
     assert all(torch.equal(first.state()[name], second.state()[name]) for name in first.state())
 
@@ -67,14 +68,12 @@ def test_a_state_is_a_copy() -> None:
     subject = trainer()
     before = subject.state()
     kept = {name: tensor.clone() for name, tensor in before.items()}
-    subject.step(batch_of([1, 2, 3, 4]))
+    subject.step(batch_of([1, 2, 3, 4]), 1)
     assert all(torch.equal(before[name], kept[name]) for name in kept)
 
 
 def test_a_state_of_another_model_is_refused() -> None:
-    other = Trainer(
-        build_model("tiny", vocab_size=60, total_samples=4), learning_rate=1e-2, accumulation=1, max_grad_norm=1.0
-    )
+    other = Trainer(build_model("tiny", vocab_size=60, total_samples=4), schedule=Schedule(learning_rate=1e-2))
     with pytest.raises(CheckpointError, match="does not fit the model"):
         trainer().load_state(other.state())
 
@@ -98,7 +97,7 @@ def test_the_sum_leaves_optimizer_state_an_average() -> None:
 def test_merging_one_replica_changes_no_bit() -> None:
     subject = trainer()
     base = subject.state()
-    subject.step(batch_of([1, 2, 3, 4]))
+    subject.step(batch_of([1, 2, 3, 4]), 1)
     state = subject.state()
     for how in ("mean", "sum"):
         merged = merge(base, [(5.0, state)], how)

@@ -28,6 +28,8 @@ class WorkerOrder:
     generation: int
     checkpoint_id: str
     digest: str
+    device: str
+    """What it computes on, as torch spells it."""
     ledger: str
     """Where the ledger is, password and all: an order is neither saved nor logged."""
 

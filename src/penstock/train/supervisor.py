@@ -51,9 +51,18 @@ class Supervisor:
     """Runs a parallel-independent training to its end."""
 
     def __init__(
-        self, parts: RunParts, committer: Committer, events: Events, stop: StopRequest, *, base: State, commit: Commit
+        self,
+        parts: RunParts,
+        committer: Committer,
+        events: Events,
+        stop: StopRequest,
+        *,
+        base: State,
+        commit: Commit,
+        devices: list[str],
     ) -> None:
         self._parts = parts
+        self._devices = devices
         self._committer = committer
         self._events = events
         self._stop = stop
@@ -68,7 +77,7 @@ class Supervisor:
 
     def run(self) -> None:
         try:
-            for index in range(self._parts.config.workers):
+            for index in range(len(self._devices)):
                 self._start(index)
             while self.reason is None:
                 self._listen()
@@ -113,7 +122,8 @@ class Supervisor:
         order = WorkerOrder(
             run_dir=str(Path(self._parts.storage.url).resolve()),
             worker=name,
-            workers=self._parts.config.workers,
+            workers=len(self._devices),
+            device=self._devices[index % len(self._devices)],
             generation=self._events.generation,
             checkpoint_id=self._commit.checkpoint_id,
             digest=self._commit.digest,

@@ -125,23 +125,28 @@ def _die_with_parent() -> None:
 
 def _work(line: SupervisorLine, order: WorkerOrder) -> None:
     # Imported here, so that signs of life and the parent's end do not wait for torch.
+    import torch
+
     from penstock.storage import open_storage
     from penstock.train.parts import RunParts
     from penstock.train.replica import Replica
 
     parts = RunParts(open_storage(order.run_dir), order.ledger)
     parts.limit_threads(order.workers)
-    trainer = parts.trainer()
+    trainer = parts.trainer(torch.device(order.device))
     trainer.load_state(parts.checkpoints.read(order.checkpoint_id, order.digest))
+    events = Events([line], order.generation)
     Replica(
         worker=order.worker,
         generation=order.generation,
         config=parts.config,
         ledger=parts.ledger,
-        feed=parts.feed,
+        staging=parts.staging(trainer.device),
         trainer=trainer,
         boundary=MeetSupervisor(line, parts),
-        events=Events([line], order.generation),
+        events=events,
+        # One of them is enough, and the others go on meanwhile.
+        evaluation=parts.evaluation(events, int(order.checkpoint_id)) if order.worker == "worker-0" else None,
     ).run()
 
 
