@@ -26,6 +26,9 @@ class Shape:
         return self.dim // self.heads
 
 
+FEED_FACTOR = 3
+"""How much wider the feed-forward is than the stream."""
+
 SHAPES = {
     "tiny": Shape(dim=64, layers=2, heads=2),
     "small": Shape(dim=384, layers=6, heads=6),
@@ -79,9 +82,9 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
         self.out = nn.Linear(shape.dim, shape.dim, bias=False)
         self.feed_norm = nn.RMSNorm(shape.dim)
-        self.gate = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
-        self.up = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
-        self.down = nn.Linear(3 * shape.dim, shape.dim, bias=False)
+        self.gate = nn.Linear(shape.dim, FEED_FACTOR * shape.dim, bias=False)
+        self.up = nn.Linear(shape.dim, FEED_FACTOR * shape.dim, bias=False)
+        self.down = nn.Linear(FEED_FACTOR * shape.dim, shape.dim, bias=False)
 
     def forward(self, hidden: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
         query, key, value = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1)).unbind(2)
