@@ -45,5 +45,7 @@ def _cuda(index: int, count: int, setting: str) -> torch.device:
 
 
 def _not_there(setting: str, count: int) -> ConfigError:
-    here = f"torch sees {', '.join(map(str, range(count)))}" if count else "torch finds no CUDA device here"
-    return ConfigError(f"{setting} names a CUDA device that is not there: {here}; name one of those, or --device cpu")
+    here = "torch finds no CUDA device here; leave it away to train on the CPU"
+    if count:
+        here = f"torch sees {', '.join(map(str, range(count)))}; name one of those, or leave it away"
+    return ConfigError(f"{setting} names a CUDA device that is not there: {here}")

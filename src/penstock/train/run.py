@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +61,7 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
         raise ConfigError(f"the run folder {storage.url} is not local: expected a path")
     if storage.exists(MANIFEST_KEY):
         raise ConfigError(f"the run folder {storage.url} is a data set: name another folder with --run")
+    _check_writable(storage)
     stop = stop or StopRequest()
     with storage.exclusive("run", purpose="training"), SignalsStop(stop):
         storage.discard_unfinished()
@@ -68,6 +70,20 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
         ledger = named or embedded_ledger(storage)
         settle_config(replace(config, ledger=named), manifest, storage, ledger, devices)
         return _Run(RunParts(storage, ledger), list(hooks), stop, devices).run()
+
+
+def _check_writable(storage: LocalStorage) -> None:
+    try:
+        storage.root.mkdir(parents=True, exist_ok=True)
+        writable = os.access(storage.root, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder {storage.url} cannot be made: {error.strerror}: name another with --run"
+        ) from error
+    if not writable:
+        raise ConfigError(
+            f"the run folder {storage.url} cannot be written: name another with --run, or give it to yourself"
+        )
 
 
 def _check_trainable(manifest: Manifest, config: TrainingConfig, name: str) -> None:
@@ -79,7 +95,7 @@ def _check_trainable(manifest: Manifest, config: TrainingConfig, name: str) -> N
     if not manifest.complete:
         raise ConfigError(f"{name} is not complete: finish `penstock ingest` first")
     if not manifest.total_samples:
-        raise ConfigError(f"{name} holds no samples: there is nothing to train on")
+        raise ConfigError(f"{name}, made from {header.source}, holds no samples: there is nothing to train on")
 
 
 class _Run:
