@@ -184,12 +184,12 @@ class Replica:
             block_id=lease.ref.block_id,
             chunk_id=lease.ref.chunk_id,
             start_offset=batch.source.start_offset,
-            samples=_ranges(batch.source.spans[:, 0]),
+            samples=id_ranges(batch.source.spans[:, 0]),
             samples_done=len(batch.source.sample_ids),
         )
 
 
-def _ranges(ids: np.ndarray) -> list[list[int]]:
+def id_ranges(ids: np.ndarray) -> list[list[int]]:
     """Ascending ids as ranges from and to; nearly always one."""
     gaps = np.flatnonzero(np.diff(ids) > 1)
     return [[int(ids[first]), int(ids[last]) + 1] for first, last in zip([0, *(gaps + 1)], [*gaps, -1], strict=True)]

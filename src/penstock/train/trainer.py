@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,18 @@ class StepResult:
     """Loss or gradients were not finite, and the weights are what they were."""
 
 
+class Together(Protocol):
+    """The ranks that share every batch."""
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all ranks."""
+        ...
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add up the gradients of all ranks, in place."""
+        ...
+
+
 class Trainer:
     """Learns batches. Knows nothing of ledgers, files or other replicas.
 
@@ -67,27 +79,35 @@ class Trainer:
         self._on_nan: OnNan = on_nan
         self._skips_in_a_row = 0
 
-    def step(self, batch: Batch | DeviceBatch, number: int) -> StepResult:
+    def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
         """One optimizer step: the loss is normalised by the weight of the whole batch, however it is split.
 
         Args:
-            batch: On the device already, or to be brought there.
+            batch: On the device already, or to be brought there; of several ranks, this one's share, perhaps without a
+                sequence.
             number: Which step of the run this is, from 1: it says the learning rate.
+            together: The ranks that have the other shares.
         """
         fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
         rate = self._set_learning_rate(number)
         self.optimizer.zero_grad(set_to_none=True)
-        weight = self.model.weight(fed)
+        weight, tokens = self.model.weight(fed) if len(fed) else 0.0, fed.num_tokens
+        if together is not None:
+            (weight,) = together.total([weight])
+        weight = max(1.0, weight)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        rows = -(-len(fed) // self._accumulation)
+        rows = max(1, -(-len(fed) // self._accumulation))
         for start in range(0, len(fed), rows):
             with self.computing():
                 loss = self.model.loss_sum(fed, slice(start, start + rows)) / weight
             loss.backward()
             total += loss.detach()
-        # Gradients are whole from here on: whatever else goes into them goes in before this line.
+        if together is not None:
+            together.sum_gradients(self.model.parameters())
         norm = self._clip()
         found, grad_norm = torch.stack([total, norm.double()]).tolist()  # the step's one wait for the device
+        if together is not None:  # every rank has the same sums and the same gradients, and decides the same
+            found, tokens = together.total([found, tokens])
         finite = math.isfinite(found) and math.isfinite(grad_norm)
         if finite:
             self.optimizer.step()
@@ -95,7 +115,7 @@ class Trainer:
         else:
             self._refuse(fed, number, found, grad_norm)
         return StepResult(
-            loss=found, num_tokens=fed.num_tokens, learning_rate=rate, grad_norm=grad_norm, skipped=not finite
+            loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=grad_norm, skipped=not finite
         )
 
     @contextmanager
@@ -127,11 +147,9 @@ class Trainer:
         """Leave the weights alone; by policy that is all, or the end."""
         self.optimizer.zero_grad(set_to_none=True)
         self._skips_in_a_row += 1
-        spans = batch.source.spans
-        where = (
-            f"step {number}: the loss is {loss} and the gradients' norm {grad_norm} "
-            f"on samples {spans[0, 0]} to {spans[-1, 0]}"
-        )
+        ids = batch.source.spans[:, 0]
+        samples = f"samples {ids.min()} to {ids.max()}" if len(ids) else "samples of other ranks"
+        where = f"step {number}: the loss is {loss} and the gradients' norm {grad_norm} on {samples}"
         if self._on_nan == "stop":
             raise TrainError(
                 f"{where}: look at these samples (`penstock skip` leaves some out), lower learning_rate in a new run, "

@@ -19,8 +19,8 @@ class Learner(nn.Module):
         """Summed loss over some sequences of a batch."""
 
     def weight(self, batch: DeviceBatch) -> float:
-        """What the summed loss of the whole batch is divided by."""
-        return float(max(1, batch.num_tokens))
+        """What this batch adds to the number that the summed loss is divided by, over all ranks and at least 1."""
+        return float(batch.num_tokens)
 
     def optimizer(self, settings: AdamSettings) -> torch.optim.Optimizer:
         """The optimizer this model is trained with."""

@@ -27,7 +27,7 @@ class CountingModel(Learner):
         return -self.counts[torch.from_numpy(batch.source.sample_ids).to(self.counts.device)].sum()
 
     def weight(self, batch: DeviceBatch) -> float:
-        return 1.0
+        return 0.0  # counts are not divided by anything
 
     def optimizer(self, settings: AdamSettings) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1.0)

@@ -66,10 +66,13 @@ class Transformer(Learner):
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Over all places that have a label; in fp32, whatever the logits are in."""
-    return nnf.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-    )
+    """Over all places that have a label, each in fp32, whatever the logits are in.
+
+    Summed in float64: the sum of any split of a batch is the same to 1e-8.
+    """
+    flat = logits.flatten(0, 1).float()
+    losses = nnf.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
+    return losses.double().sum()
 
 
 class Layer(nn.Module):
