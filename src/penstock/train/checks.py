@@ -64,7 +64,8 @@ def _check_numbers(config: TrainingConfig) -> None:
         if value is None or (name == "dataset_chunk_size" and value == "auto"):
             continue
         if not isinstance(value, int) or not least <= value <= _LARGEST:
-            raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}")
+            auto = ", or auto" if name == "dataset_chunk_size" else ""
+            raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}{auto}")
     if not 0 <= config.seed < 2**63:
         raise ConfigError(f"seed={config.seed} cannot work: expected 0 to 2**63 - 1")
     for name in ("learning_rate", "session_timeout_s"):
