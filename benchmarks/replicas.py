@@ -23,6 +23,7 @@ from penstock.blocks import BlockManager, ingest
 from penstock.cli.demo import standard_library
 from penstock.feed import Batch, ChunkFeed
 from penstock.storage import LocalStorage
+from penstock.train.device_batch import to_device
 from penstock.train.parts import RunParts, embedded_ledger
 from penstock.types import ChunkRef
 
@@ -67,8 +68,9 @@ def loss_on(store: Path, run_dir: Path, checkpoint_id: str) -> float:
     losses = tokens = 0.0
     with torch.no_grad():
         for batch in batches_of(store, parts):
-            losses += float(trainer.model.loss_sum(batch, slice(0, len(batch.input_ids))))
-            tokens += batch.num_tokens
+            fed = to_device(batch, trainer.device)
+            losses += float(trainer.model.loss_sum(fed, slice(0, len(fed))))
+            tokens += fed.num_tokens
     return losses / tokens
 
 

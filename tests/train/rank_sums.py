@@ -24,7 +24,7 @@ def first_step(run_dir: Path, ranks: Ranks) -> dict[str, torch.Tensor]:
     parts = RunParts(LocalStorage(run_dir), "")
     trainer = parts.trainer()
     share = cast(Batch, batch_of(next(iter(parts.loader(ranks.rank, ranks.world)))))
-    result = trainer.step(share, ranks if ranks.world > 1 else None)
+    result = trainer.step(share, 1, ranks if ranks.world > 1 else None)
     gradients = {name: p.grad.clone() for name, p in trainer.model.named_parameters() if p.grad is not None}
     return {
         "loss": torch.tensor(result.loss, dtype=torch.float64),
@@ -34,7 +34,7 @@ def first_step(run_dir: Path, ranks: Ranks) -> dict[str, torch.Tensor]:
 
 def main(run_dir: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    with joined_ranks(timeout_s=60) as ranks:
+    with joined_ranks(torch.device("cpu"), timeout_s=60) as ranks:
         save_file(first_step(run_dir, ranks), out / f"{ranks.world}-{ranks.rank}.safetensors")
         sparse = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(1))
         sparse[0].grad = torch.full((3,), 2.0**ranks.rank)

@@ -85,6 +85,7 @@ def audit(
     chunk: Annotated[str | None, typer.Option(help="BLOCK/CHUNK: who trained it, when, in which checkpoint.")] = None,
 ) -> None:
     """Prove each epoch: samples learned once, excluded, missing, twice. Exit code 3 where one is broken."""
+    from penstock.observe.history import skipped_steps
     from penstock.observe.proof import prove
     from penstock.observe.run_folder import RunFolder
 
@@ -101,11 +102,16 @@ def audit(
         epochs = [_audit_as_dict(found, names) for found in audits]
         exclusions = [asdict(entry) for entry in folder.ledger.exclusions()]
         whole = {"holds": all(found.holds for found in audits), "broken": bool(broken), "epochs": epochs}
-        print_json({**whole, "exclusions": exclusions})
+        skipped = [asdict(seen) for seen in skipped_steps(folder)]
+        print_json({**whole, "exclusions": exclusions, "skipped_steps": skipped})
     else:
         print_audits(audits)
         for entry in folder.ledger.exclusions():
             console().print(f"  {_excluded(entry)}")
+        for seen in skipped_steps(folder):
+            console().print(
+                f"  step {seen.step} taught nothing: its loss was not a number; it saw samples {_ranges(seen.samples)}"
+            )
     if broken:
         raise typer.Exit(CHECK_FAILED)
 
@@ -124,11 +130,10 @@ def _tell_history(
             return
         for each in seen:
             held = f"in checkpoint {each.checkpoint_id}" if each.checkpoint_id else "undone, or not committed yet"
-            ranges = ", ".join(f"{first} to {stop - 1}" for first, stop in each.samples)
             chunk_of = "" if each.block_id is None else f"chunk {each.chunk_id} of block {each.block_id}, "
             console().print(
                 f"step {step} (generation {each.generation}), {_when(each.time)}: {each.worker}, epoch {each.epoch}, "
-                f"{chunk_of}samples {ranges}, loss {each.loss}; {held}"
+                f"{chunk_of}samples {_ranges(each.samples)}, loss {each.loss}; {held}"
             )
     if chunk is not None:
         trained = who_trained(folder, _chunk_ref(chunk))
@@ -142,6 +147,10 @@ def _tell_history(
             )
         if not trained:
             console().print("no part of it is committed")
+
+
+def _ranges(samples: list[list[int]]) -> str:
+    return ", ".join(f"{first} to {stop - 1}" for first, stop in samples)
 
 
 def skip(

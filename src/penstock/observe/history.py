@@ -26,7 +26,8 @@ class StepSeen:
     chunk_id: int | None
     samples: list[list[int]]
     """Ids of the samples of which it saw some token: ranges, from and to."""
-    loss: float
+    loss: float | None
+    """None where it was not a number."""
     checkpoint_id: str | None
     """The first checkpoint that holds it; None where it was undone by a crash, or is not committed yet."""
 
@@ -52,19 +53,29 @@ def what_step_saw(run: RunFolder, step: int, dataset_file: str | None = None) ->
 
     A run that goes back to a commit makes the later steps again, under the same numbers.
     """
-    commits = {commit.seq: commit for commit in run.ledger.commits()}
     found = [event for event in run.events() if event.get("event") == "step" and event.get("step") == step]
     if not found:
         raise LedgerError(
             f"{run.path} has no step {step} in its metrics: expected 1 to {run.ledger.status().total_steps}; "
             "if the metrics were moved, put them back"
         )
-    strided = run.settings.get("plan") == "strided"
+    return _seen(run, found, dataset_file)
+
+
+def skipped_steps(run: RunFolder) -> list[StepSeen]:
+    """Steps whose batch was skipped for a loss that is not a number, as far as a checkpoint holds them: their samples
+    count as seen, and taught nothing."""
+    found = [event for event in run.events() if event.get("event") == "step" and event.get("skipped")]
+    return [step for step in _seen(run, found) if step.checkpoint_id is not None]
+
+
+def _seen(run: RunFolder, found: list[dict[str, Any]], dataset_file: str | None = None) -> list[StepSeen]:
+    commits = {commit.seq: commit for commit in run.ledger.commits()} if found else {}
+    if run.settings.get("plan") == "strided":
+        return [_strided_step(run, event, commits, dataset_file) for event in found]
     return [
-        _strided_step(run, event, commits, dataset_file)
-        if strided
-        else StepSeen(
-            step=step,
+        StepSeen(
+            step=event["step"],
             generation=event["generation"],
             worker=event["worker"],
             session=event["session"],

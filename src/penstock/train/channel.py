@@ -35,6 +35,8 @@ class WorkerOrder:
     worker: str
     workers: int
     generation: int
+    device: str
+    """What it computes on, as torch spells it."""
     ledger: str
     """Where the ledger is, password and all: an order is neither saved nor logged."""
 

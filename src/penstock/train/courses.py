@@ -112,7 +112,8 @@ class StridedCourse:
         self._samples += samples
 
     def place(self) -> Place:
-        return Place(epoch=self._epoch, about={"batch": self._handed.step - 1})
+        about = {"block_id": None, "chunk_id": None, "start_offset": None, "samples": []}
+        return Place(epoch=self._epoch, about={"batch": self._handed.step - 1, **about})
 
     def next_step(self) -> int:
         return self._next_step + self._steps
@@ -151,8 +152,26 @@ class ClaimsCourse:
     """Batches of chunks that rank 0 leases: the job is one worker of the ledger."""
 
     def __init__(
-        self, feed: ChunkFeed, ranks: Ranks, config: TrainingConfig, *, ledger: Ledger | None, session: Session | None
+        self,
+        feed: ChunkFeed,
+        ranks: Ranks,
+        config: TrainingConfig,
+        *,
+        ledger: Ledger | None,
+        session: Session | None,
+        on_chunk: Callable[[Lease], None] = lambda _: None,
     ) -> None:
+        """Begin with a claim.
+
+        Args:
+            feed: Packs chunks.
+            ranks: Of the job.
+            config: The run's.
+            ledger: Rank 0's.
+            session: Rank 0's.
+            on_chunk: Called on rank 0 for every chunk that is learned to its end.
+        """
+        self._on_chunk = on_chunk
         self._feed = feed
         self._ranks = ranks
         self._config = config
@@ -184,7 +203,7 @@ class ClaimsCourse:
         window, start, stop = self._handed
         block_id, chunk_id = self._lease.ref
         seen = id_ranges(window.samples_of(start, stop))
-        about = {"block_id": block_id, "chunk_id": chunk_id, "start_offset": start, "samples": seen}
+        about = {"batch": None, "block_id": block_id, "chunk_id": chunk_id, "start_offset": start, "samples": seen}
         return Place(epoch=self._lease.epoch, about=about)
 
     def next_step(self) -> int:
@@ -232,6 +251,7 @@ class ClaimsCourse:
         ledger, _ = self._first()
         assert self._lease is not None
         ledger.complete(self._lease, self._progress._replace(samples=self._lease.samples))
+        self._on_chunk(self._lease)
         return {}
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
+import torch
 
 from penstock.feed import Tokenizer
 from penstock.ledger import Commit
@@ -18,7 +19,7 @@ from penstock.train.parts import TOKENIZER_KEY, RunParts
 from penstock.train.ranks import Ranks
 from penstock.train.result import RunResult
 from penstock.train.stopping import StopRequest
-from penstock.train.trainer import State
+from penstock.train.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class Outset:
     """The fields of `RunConfig`."""
     tokenizer: str
     """Its definition."""
+    model_config: str
+    """Of a model that is not built in."""
     total_steps: int
     next_step: int
     loader_state: str | None
@@ -45,6 +48,7 @@ class Outset:
             run_dir=parts.storage.url,
             config=asdict(parts.run_config),
             tokenizer=parts.storage.get(TOKENIZER_KEY).decode(),
+            model_config=parts.model_config,
             total_steps=commit.total_steps,
             next_step=commit.next_step,
             loader_state=span.state if span else None,
@@ -56,7 +60,7 @@ class Outset:
         return asdict(self)
 
 
-def follow(ranks: Ranks, stop: StopRequest, on_progress: Callable[[], None]) -> RunResult:
+def follow(ranks: Ranks, device: torch.device, stop: StopRequest, on_progress: Callable[[], None]) -> RunResult:
     """Take part as a rank that is not the first."""
     outset = Outset(**ranks.prepare_first(dict))
     if not outset.over:
@@ -67,8 +71,10 @@ def follow(ranks: Ranks, stop: StopRequest, on_progress: Callable[[], None]) -> 
             end_of_text=parts.run_config.end_of_text or None,
             engine=parts.run_config.tokenizer_engine,
         )
-        state = ranks.state_from_first(None)
-        make_job(parts, ranks, outset, state, stop, on_progress, None).run()
+        parts.model_config = outset.model_config
+        trainer = parts.trainer(device)
+        trainer.load_state(ranks.state_from_first(None))
+        make_job(parts, ranks, outset, trainer, stop, on_progress, None).run()
     return RunResult(**ranks.from_first(dict))
 
 
@@ -76,15 +82,13 @@ def make_job(
     parts: RunParts,
     ranks: Ranks,
     outset: Outset,
-    state: State,
+    trainer: Trainer,
     stop: StopRequest,
     on_progress: Callable[[], None],
     keeper: Keeper | None,
 ) -> Job:
-    """The loop of one rank; `keeper` is rank 0's."""
+    """The loop of one rank, whose trainer is where the last commit was; `keeper` is rank 0's."""
     parts.limit_threads(ranks.local_world)
-    trainer = parts.trainer()
-    trainer.load_state(state)
     return Job(
         ranks=ranks,
         config=parts.config,
@@ -100,7 +104,8 @@ def make_job(
 def _course(parts: RunParts, ranks: Ranks, outset: Outset, keeper: Keeper | None) -> Course:
     ledger, session = (parts.ledger, keeper.session) if keeper else (None, None)
     if parts.config.plan == "claims":
-        return ClaimsCourse(parts.feed, ranks, parts.config, ledger=ledger, session=session)
+        told = {"on_chunk": keeper.tell_chunk} if keeper else {}
+        return ClaimsCourse(parts.feed, ranks, parts.config, ledger=ledger, session=session, **told)
     loader = parts.loader(ranks.rank, ranks.world)
     if outset.loader_state is not None:
         loader.load_state_dict(orjson.loads(outset.loader_state))

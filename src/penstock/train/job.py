@@ -19,11 +19,12 @@ import torch
 
 from penstock.faults import reach
 from penstock.feed import Batch
-from penstock.ledger import Session
+from penstock.ledger import Lease, Session
 from penstock.train.alone import tell_commit
 from penstock.train.committing import Committer, StopReason
 from penstock.train.config import TrainingConfig
 from penstock.train.courses import Course
+from penstock.train.evaluation import Evaluation
 from penstock.train.events import Events
 from penstock.train.ranks import Ranks
 from penstock.train.stopping import StopRequest, StopWish
@@ -35,11 +36,19 @@ _IDLE_S = 0.5
 class Keeper:
     """What rank 0 does for all: commits, and tells events."""
 
-    def __init__(self, committer: Committer, events: Events, session: Session, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        committer: Committer,
+        events: Events,
+        session: Session,
+        stop: StopRequest,
+        evaluation: Evaluation | None = None,
+    ) -> None:
         self.committer = committer
         self.events = events
         self.session = session
         self._stop = stop
+        self._evaluation = evaluation
 
     def started(self, world: int) -> None:
         self.events.emit(
@@ -55,20 +64,43 @@ class Keeper:
         elif idle:
             self._stop.wait(_IDLE_S)  # more blocks are on their way
         reason = self.committer.stop_reason(stop_requested=stop)
+        if self._evaluation is not None and made is not None and reason is None:
+            self._evaluation.after_commit(trainer, made[0].total_steps)
+        elif self._evaluation is not None and reason in ("steps", "epoch"):
+            self._evaluation.at_end(trainer, self.committer.ledger.status().total_steps)
         return {"reason": reason, **course.changes()}
 
-    def tell_step(self, course: Course, step: int, result: StepResult, seconds: float) -> None:
+    def tell_step(
+        self, course: Course, step: int, result: StepResult, *, samples: int, step_s: float, wait_s: float
+    ) -> None:
         place = course.place()
         self.events.emit(
             "step",
             step=step,
             loss=round(result.loss, 6),
             num_tokens=result.num_tokens,
-            step_s=round(seconds, 6),
+            learning_rate=result.learning_rate,
+            grad_norm=round(result.grad_norm, 6),
+            skipped=result.skipped,
+            step_s=round(step_s, 6),
+            wait_s=round(wait_s, 6),
+            tokens_per_s=round(result.num_tokens / max(1e-9, step_s + wait_s), 1),
             worker=self.session.worker,
             session=self.session.session_id,
             epoch=place.epoch,
+            samples_done=samples,
             **place.about,
+        )
+
+    def tell_chunk(self, lease: Lease) -> None:
+        self.events.emit(
+            "chunk",
+            worker=self.session.worker,
+            session=self.session.session_id,
+            epoch=lease.epoch,
+            block_id=lease.ref.block_id,
+            chunk_id=lease.ref.chunk_id,
+            samples=lease.samples - lease.start,
         )
 
 
@@ -108,6 +140,7 @@ class Job:
         self._stop = stop
         self._on_progress = on_progress
         self._committed_at = time.monotonic()
+        self._waits_since = self._waited_s = 0.0
 
     def run(self) -> StopReason:
         """Learn until the run is over; every rank returns the same reason."""
@@ -116,8 +149,9 @@ class Job:
         told = self._ranks.from_first(self._course.changes)
         self._course.committed(told)
         while True:
-            steps = self._total_steps
+            steps, self._waits_since = self._total_steps, time.perf_counter()
             for share in self._course.shares():
+                self._waited_s = time.perf_counter() - self._waits_since
                 stop, due, samples = self._agree(share)
                 # A commit that is merely due waits for a step, or nothing would ever get done.
                 if stop or (due and self._total_steps > steps):
@@ -126,6 +160,7 @@ class Job:
                         return reason
                     steps = self._total_steps
                 self._step(share, samples)
+                self._waits_since = time.perf_counter()
                 if self._total_steps == self._config.steps:
                     break
             stop, _, _ = self._agree(None)
@@ -147,10 +182,12 @@ class Job:
         step = self._course.next_step() if self._keeper is not None else 0
         if self._ranks.rank:  # rank 0's generator is the run's own; the others draw by step, or all would draw the same
             torch.manual_seed(_seed(self._config.seed, self._total_steps, self._ranks.rank))
-        result = self._trainer.step(share, self._ranks if self._ranks.world > 1 else None)
+        together = self._ranks if self._ranks.world > 1 else None
+        result = self._trainer.step(share, self._total_steps + 1, together)
         reach("train.after_step")
         if self._keeper is not None:
-            self._keeper.tell_step(self._course, step, result, time.perf_counter() - began)
+            step_s = time.perf_counter() - began
+            self._keeper.tell_step(self._course, step, result, samples=samples, step_s=step_s, wait_s=self._waited_s)
         self._course.learned(share, samples)
         self._total_steps += 1
 

@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from penstock.errors import TrainError
 from penstock.train.channel import Message
 from penstock.train.config import TrainingConfig
+from penstock.train.devices import choose_devices
 from penstock.train.events import Events, Hook
 from penstock.train.processes import WorkerProcess, start_process
 from penstock.train.result import RunResult
@@ -32,7 +33,7 @@ _GOODBYE_S = 30.0
 
 
 def launch_ranks(config: TrainingConfig, hooks: Iterable[Hook], stop: StopRequest) -> RunResult:
-    """Train with `config.workers` ranks on this machine."""
+    """Train with as many ranks on this machine as there are devices, or workers wanted."""
     hooks, respawns = list(hooks), config.respawn
     with SignalsStop(stop):
         while True:
@@ -50,6 +51,7 @@ class Launcher:
 
     def __init__(self, config: TrainingConfig, hooks: list[Hook], stop: StopRequest) -> None:
         self._config = config
+        self._world = len(choose_devices(config))
         self._events = Events(hooks, 0)
         self._stop = stop
         self._ranks: list[WorkerProcess] = []
@@ -65,7 +67,7 @@ class Launcher:
         timeout = timedelta(seconds=self._config.rank_timeout_s)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         try:
-            for rank in range(self._config.workers):
+            for rank in range(self._world):
                 self._start(rank, store.port)
             while self._ranks and not self._has_failed:
                 self._listen(_POLL_S)
@@ -94,12 +96,12 @@ class Launcher:
             return cause.error
         how = cause.error or cause.how_it_ended
         return (
-            f"{cause.name} of {self._config.workers} (pid {cause.process.pid}) has ended ({how}), and with it the job: "
+            f"{cause.name} of {self._world} (pid {cause.process.pid}) has ended ({how}), and with it the job: "
             "run the same command again to resume from the last commit; nothing committed is lost"
         )
 
     def _start(self, rank: int, port: int) -> None:
-        world = str(self._config.workers)
+        world = str(self._world)
         environment = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import orjson
 import torch
@@ -27,8 +28,6 @@ from penstock.train.trainer import State
 
 _BUCKET_ELEMENTS = 8 << 20
 """Gradients are summed so many numbers at a time: large enough for the network, small beside the model."""
-_PREPARING = "penstock/preparing"
-_READY = "penstock/ready"
 _SIGN_OF_LIFE_S = 1.0
 
 
@@ -40,6 +39,7 @@ class Ranks:
         self.world = world
         self._timeout_s = timeout_s
         self._store = store
+        self._preparing = self._ready = ""
 
     @property
     def is_first(self) -> bool:
@@ -79,15 +79,18 @@ class Ranks:
         """As `from_first`, for what may take far longer than a time-out: the others wait while rank 0 lives."""
         if self.world == 1:
             return act()
+        # A launcher that starts ranks again keeps its store: an answer of before must not be taken for this one.
+        meeting = self.from_first(lambda: {"meeting": uuid4().hex})["meeting"]
+        self._preparing, self._ready = f"penstock/{meeting}/preparing", f"penstock/{meeting}/ready"
         if not self.is_first:
             return self._told(self._await_ready())
         done = threading.Event()
         threading.Thread(target=self._show_life, args=(done,), name="preparing", daemon=True).start()
         try:
             result = act()
-            self._store.set(_READY, orjson.dumps({"result": result}))
+            self._store.set(self._ready, orjson.dumps({"result": result}))
         except BaseException as error:
-            self._store.set(_READY, orjson.dumps({"failed": _in_words(error)}))
+            self._store.set(self._ready, orjson.dumps({"failed": _in_words(error)}))
             raise
         finally:
             done.set()
@@ -95,17 +98,17 @@ class Ranks:
 
     def _show_life(self, done: threading.Event) -> None:
         while not done.wait(_SIGN_OF_LIFE_S):
-            self._store.add(_PREPARING, 1)
+            self._store.add(self._preparing, 1)
 
     def _await_ready(self) -> bytes:
         beats, heard_at = 0, time.monotonic()
-        while not self._is_set(_READY):
-            now = self._ask(lambda: self._store.add(_PREPARING, 0))
+        while not self._is_set(self._ready):
+            now = self._ask(lambda: self._store.add(self._preparing, 0))
             if now != beats:
                 beats, heard_at = now, time.monotonic()
             if time.monotonic() - heard_at > self._timeout_s:
                 raise self._lost(f"rank 0 gave no sign of life for {self._timeout_s:.0f} s while it prepared the run")
-        return self._ask(lambda: self._store.get(_READY))
+        return self._ask(lambda: self._store.get(self._ready))
 
     def _is_set(self, key: str) -> bool:
         found = self._ask(lambda: self._store.check([key]))
@@ -202,7 +205,7 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks(*, timeout_s: float, cuda: bool = False) -> Iterator[Ranks]:
+def joined_ranks(device: torch.device, *, timeout_s: float) -> Iterator[Ranks]:
     """Meet the other ranks where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, as torchrun sets them."""
     timeout = timedelta(seconds=timeout_s)
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -210,7 +213,10 @@ def joined_ranks(*, timeout_s: float, cuda: bool = False) -> Iterator[Ranks]:
         raise ConfigError(
             f"{', '.join(missing)} not set: start ranks with torchrun, or leave that to --ddp --workers N"
         )
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
     try:
         store, rank, world = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)

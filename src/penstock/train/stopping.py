@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import threading
@@ -74,7 +73,7 @@ class SignalsStop:
     def __init__(self, stop: StopRequest, *, grace_s: float = 0.0) -> None:
         self._stop = stop
         self._grace_s = grace_s
-        self._first_at = -math.inf
+        self._first_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalsStop:
@@ -91,7 +90,7 @@ class SignalsStop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not self._stop.requested():
+        if self._first_at is None:
             self._first_at = now
             self._stop.set()
             _log.warning("stopping after this step, to commit what is learned; once more ends at once, uncommitted")

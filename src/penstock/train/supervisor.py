@@ -63,9 +63,18 @@ class Supervisor:
     """Runs a parallel-independent training to its end."""
 
     def __init__(
-        self, parts: RunParts, committer: Committer, events: Events, stop: StopRequest, *, base: State, commit: Commit
+        self,
+        parts: RunParts,
+        committer: Committer,
+        events: Events,
+        stop: StopRequest,
+        *,
+        base: State,
+        commit: Commit,
+        devices: list[str],
     ) -> None:
         self._parts = parts
+        self._devices = devices
         self._committer = committer
         self._events = events
         self._stop = stop
@@ -85,7 +94,7 @@ class Supervisor:
 
     def run(self) -> None:
         try:
-            for _ in range(self._parts.config.workers):
+            for _ in self._devices:
                 self._start(self._started, is_late=False)
             while self.reason is None:
                 self._listen()
@@ -117,7 +126,8 @@ class Supervisor:
         order = WorkerOrder(
             run_dir=str(Path(self._parts.storage.url).resolve()),
             worker=worker.name,
-            workers=self._parts.config.workers,
+            workers=len(self._devices),
+            device=self._devices[index % len(self._devices)],
             generation=self._events.generation,
             ledger=self._parts.ledger_url,
         )

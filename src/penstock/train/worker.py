@@ -94,19 +94,19 @@ class MeetSupervisor:
 
     def _exchange(self, trainer: Trainer, session: Session, key: str) -> bool:
         self._line.send({"kind": "submitted", "session": session.session_id, "state": key})
-        return self._take_up(trainer)
+        return self._take_up(trainer) is not None
 
-    def enter(self, trainer: Trainer) -> bool:
-        """Ask to take part, and take up the state that this round began with. False where the run is over."""
+    def enter(self, trainer: Trainer) -> int | None:
+        """Ask to take part, and take up the state that this round began with: its steps. None where the run is over."""
         self._line.send({"kind": "ready"})
         return self._take_up(trainer)
 
-    def _take_up(self, trainer: Trainer) -> bool:
+    def _take_up(self, trainer: Trainer) -> int | None:
         answer = self._line.answer()
         if answer["kind"] == "end":
-            return False
+            return None
         trainer.load_state(self._parts.checkpoints.read(answer["checkpoint_id"], answer["digest"]))
-        return True
+        return int(answer["checkpoint_id"])
 
 
 def main() -> None:
@@ -127,24 +127,30 @@ def main() -> None:
 
 def _work(line: SupervisorLine, order: WorkerOrder) -> None:
     # Imported here, so that signs of life and the parent's end do not wait for torch.
+    import torch
+
     from penstock.storage import open_storage
     from penstock.train.parts import RunParts
     from penstock.train.replica import Replica
 
     parts = RunParts(open_storage(order.run_dir), order.ledger)
     parts.limit_threads(order.workers)
-    trainer, boundary = parts.trainer(), MeetSupervisor(line, parts)
-    if not boundary.enter(trainer):
+    trainer, boundary = parts.trainer(torch.device(order.device)), MeetSupervisor(line, parts)
+    begun_at = boundary.enter(trainer)
+    if begun_at is None:
         return
+    events = Events([line], order.generation)
     Replica(
         worker=order.worker,
         generation=order.generation,
         config=parts.config,
         ledger=parts.ledger,
-        feed=parts.feed,
+        staging=parts.staging(trainer.device),
         trainer=trainer,
         boundary=boundary,
-        events=Events([line], order.generation),
+        events=events,
+        # One of them is enough, and the others go on meanwhile.
+        evaluation=parts.evaluation(events, begun_at) if order.worker == "worker-0" else None,
     ).run()
 
 
