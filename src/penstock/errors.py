@@ -20,6 +20,7 @@
     │   └── LeaseLost              the holder was fenced: its work since the last commit is void
     ├── CheckpointError            a checkpoint is missing or differs from what was committed
     └── TrainError                 training cannot go on: no worker left, a loss that is not a number
+        └── RankLost               another rank of the job has failed, ended or fallen silent
 
 Messages say what was wrong, what was got, what was expected and what to do about it.
 """
@@ -108,6 +109,10 @@ class CheckpointError(PenstockError):
 
 class TrainError(PenstockError):
     """Training cannot go on; what was committed is kept."""
+
+
+class RankLost(TrainError):
+    """Another rank of the job has failed, ended or fallen silent."""
 
 
 def differences(got: dict[str, object], expected: dict[str, object]) -> list[str]:

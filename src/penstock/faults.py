@@ -6,6 +6,7 @@ processes as well:
     PENSTOCK_FAULT="point|subject|nth"   SIGKILL this process at the nth hit of `point` whose subject matches the
                                          shell pattern `subject`. Exactly one process dies: see PENSTOCK_FAULT_ONCE.
     PENSTOCK_FAULT_ONCE=path             a file created before the kill; while it exists nobody else is killed.
+    PENSTOCK_FAULT_HOW=hang              hang there instead, with all other threads alive.
     PENSTOCK_FAULT_TRACE=path            append "point<TAB>subject" of every hit, for tests that enumerate the points.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -37,6 +39,7 @@ class _Armed:
     def __init__(self) -> None:
         self.spec = os.environ.get("PENSTOCK_FAULT", "")
         self.once = os.environ.get("PENSTOCK_FAULT_ONCE", "")
+        self.how = os.environ.get("PENSTOCK_FAULT_HOW", "kill")
         self.trace = os.environ.get("PENSTOCK_FAULT_TRACE", "")
         self.hits = 0
 
@@ -47,6 +50,8 @@ class _Armed:
             with Path(self.trace).open("a", encoding="utf-8") as file:
                 file.write(f"{point}\t{subject}\n")
         if self.spec and self._is_due(point, subject):
+            while self.how == "hang":
+                time.sleep(1.0)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _is_due(self, point: str, subject: str) -> bool:

@@ -13,6 +13,7 @@ from ledger.concurrency import ConcurrencyBehaviour
 from ledger.epochs import EpochBehaviour
 from ledger.fencing import FencingBehaviour
 from ledger.identity import IdentityBehaviour
+from ledger.loaders import LoaderBehaviour
 from ledger.progress import ProgressBehaviour
 from ledger.restoring import RestoreBehaviour
 from ledger.stage import Stage
@@ -27,6 +28,7 @@ class LedgerSuite(
     ProgressBehaviour,
     CommitBehaviour,
     RestoreBehaviour,
+    LoaderBehaviour,
     EpochBehaviour,
     StepBehaviour,
     IdentityBehaviour,

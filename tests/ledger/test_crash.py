@@ -21,7 +21,7 @@ from penstock.ledger import Ledger
 ENV = {"PYTHONPATH": str(TESTS)}
 POINTS = ("ledger.before_transaction", "ledger.after_transaction")
 READS = {"open", "close", "check_blocks", "last_commit", "pending", "epoch_done", "spans", "commits", "status"}
-READS |= {"exclusions"}
+READS |= {"exclusions", "loader_spans"}
 
 
 def rows(path: Path) -> dict[str, list[tuple[object, ...]]]:

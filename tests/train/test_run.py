@@ -212,8 +212,8 @@ def test_a_damaged_config_is_named(store: Path, run_dir: Path, damage: bytes) ->
 
 
 def test_a_refused_setting_leaves_no_trace(store: Path, run_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="model='nope' is unknown"):
-        run_training(counting_config(store, run_dir, model="nope"))
+    with pytest.raises(ConfigError, match=r"model='\./nope' is not there"):
+        run_training(counting_config(store, run_dir, model="./nope"))
     run_training(counting_config(store, run_dir))
     assert_learned_exactly(run_dir)
 
@@ -271,7 +271,7 @@ def test_a_store_without_text_is_refused(tmp_path: Path, run_dir: Path) -> None:
         ("dataset_file", ""),
         ("workers", 2),
         ("merge", "median"),
-        ("model", "gigantic"),
+        ("model", ""),
         ("seed", 10**23),
         ("learning_rate", float("nan")),
         ("max_seq_len", 10**12),
@@ -317,7 +317,7 @@ def test_without_a_sound_checkpoint_nothing_is_touched(store: Path, run_dir: Pat
 
 def test_a_loss_that_is_not_a_number_stops_and_names_the_samples(store: Path, run_dir: Path) -> None:
     config = counting_config(store, run_dir, model="tiny", learning_rate=1e30, max_grad_norm=0.0)
-    with pytest.raises(TrainError, match=r"the loss is (nan|inf) on samples \d+ to \d+"):
+    with pytest.raises(TrainError, match=r"the loss is .* and the gradients' norm nan on samples \d+ to \d+"):
         run_training(config)
 
 

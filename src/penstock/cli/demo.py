@@ -8,6 +8,7 @@ import shutil
 import signal
 import sysconfig
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ def demo(
     began = time.monotonic()
     _make_anew(folder)
     say("1. ingesting the standard library's sources, a file a sample")
-    manifest = ingest(_standard_library(), folder / "data", block_size=128, on_bad_row="skip")
+    manifest = ingest(standard_library(), folder / "data", block_size=128, on_bad_row="skip")
     say(f"   {manifest.total_samples} samples in {len(manifest.blocks)} blocks")
     say(f"2. training an epoch with {workers} workers; half way, one is killed with SIGKILL")
     config = TrainingConfig(
@@ -93,8 +94,12 @@ class _KillHalfWay:
             os.kill(self.killed, signal.SIGKILL)
 
 
-def _standard_library() -> Any:
-    """The running interpreter's own sources as a source: tests and very long modules left out, to keep it short."""
+def standard_library(keep: Callable[[int], bool] = lambda _: True) -> Any:
+    """The running interpreter's own sources as a source: tests and very long modules left out, to keep it short.
+
+    Args:
+        keep: Which of them, by number, where not all.
+    """
     from penstock.sources import FileSource
     from penstock.storage import LocalStorage
 
@@ -106,7 +111,8 @@ def _standard_library() -> Any:
     ]
     # By the hash of their names: in the order of folders, alike files follow each other and the loss goes up and down.
     keys.sort(key=lambda key: hashlib.sha256(key.encode()).digest())
-    return FileSource(spec=str(root), name="standard library", storage=LocalStorage(root), keys=keys)
+    kept = [key for place, key in enumerate(keys) if keep(place)]
+    return FileSource(spec=str(root), name="standard library", storage=LocalStorage(root), keys=kept)
 
 
 def _make_anew(folder: Path) -> None:

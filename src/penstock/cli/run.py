@@ -85,12 +85,13 @@ def audit(
     chunk: Annotated[str | None, typer.Option(help="BLOCK/CHUNK: who trained it, when, in which checkpoint.")] = None,
 ) -> None:
     """Prove each epoch: samples learned once, excluded, missing, twice. Exit code 3 where one is broken."""
+    from penstock.observe.history import skipped_steps
     from penstock.observe.proof import prove
     from penstock.observe.run_folder import RunFolder
 
     folder = RunFolder(run)
     if step is not None or chunk is not None:
-        _tell_history(folder, step, chunk, as_json=as_json)
+        _tell_history(folder, step, chunk, dataset_file, as_json=as_json)
         return
     audits = prove(folder, dataset_file)
     broken = [found for found in audits if found.twice or found.foreign or (found.missing and found is not audits[-1])]
@@ -101,31 +102,38 @@ def audit(
         epochs = [_audit_as_dict(found, names) for found in audits]
         exclusions = [asdict(entry) for entry in folder.ledger.exclusions()]
         whole = {"holds": all(found.holds for found in audits), "broken": bool(broken), "epochs": epochs}
-        print_json({**whole, "exclusions": exclusions})
+        skipped = [asdict(seen) for seen in skipped_steps(folder)]
+        print_json({**whole, "exclusions": exclusions, "skipped_steps": skipped})
     else:
         print_audits(audits)
         for entry in folder.ledger.exclusions():
             console().print(f"  {_excluded(entry)}")
+        for seen in skipped_steps(folder):
+            console().print(
+                f"  step {seen.step} taught nothing: its loss was not a number; it saw samples {_ranges(seen.samples)}"
+            )
     if broken:
         raise typer.Exit(CHECK_FAILED)
 
 
-def _tell_history(folder: RunFolder, step: int | None, chunk: str | None, *, as_json: bool) -> None:
+def _tell_history(
+    folder: RunFolder, step: int | None, chunk: str | None, dataset_file: str | None, *, as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from penstock.observe.history import what_step_saw, who_trained
 
     if step is not None:
-        seen = what_step_saw(folder, step)
+        seen = what_step_saw(folder, step, dataset_file)
         if as_json:
             print_json({"steps": [asdict(each) for each in seen]})
             return
         for each in seen:
             held = f"in checkpoint {each.checkpoint_id}" if each.checkpoint_id else "undone, or not committed yet"
-            ranges = ", ".join(f"{first} to {stop - 1}" for first, stop in each.samples)
+            chunk_of = "" if each.block_id is None else f"chunk {each.chunk_id} of block {each.block_id}, "
             console().print(
                 f"step {step} (generation {each.generation}), {_when(each.time)}: {each.worker}, epoch {each.epoch}, "
-                f"chunk {each.chunk_id} of block {each.block_id}, samples {ranges}, loss {each.loss}; {held}"
+                f"{chunk_of}samples {_ranges(each.samples)}, loss {each.loss}; {held}"
             )
     if chunk is not None:
         trained = who_trained(folder, _chunk_ref(chunk))
@@ -139,6 +147,10 @@ def _tell_history(folder: RunFolder, step: int | None, chunk: str | None, *, as_
             )
         if not trained:
             console().print("no part of it is committed")
+
+
+def _ranges(samples: list[list[int]]) -> str:
+    return ", ".join(f"{first} to {stop - 1}" for first, stop in samples)
 
 
 def skip(

@@ -1,87 +1,67 @@
-"""`penstock train`."""
+"""`penstock train` and `penstock export`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.data import ingest_bar
-from penstock.cli.output import TOKENIZER_HELP, console, print_json
+from penstock.cli.output import console, print_json
+from penstock.cli.train_flags import with_flags
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def train(
-    dataset_file: Annotated[
-        str, typer.Option(help="A block store, a file, a folder, a glob, hf://name[:config[:split]] or s3://...")
-    ],
-    run: Annotated[str, typer.Option(help="The run's folder; resumes the run it holds. Default: runs/NAME.")] = "",
-    model: Annotated[str, typer.Option(help="tiny, small or counting.")] = "tiny",
-    tokenizer: Annotated[str, typer.Option(help=f"{TOKENIZER_HELP} Without, one is trained on the data.")] = "",
-    vocab_size: Annotated[int, typer.Option(help="Entries of a tokenizer trained here.")] = 4096,
-    dataset_chunk_size: Annotated[int, typer.Option(help="Samples a chunk.")] = 4_000,
-    batch_size: Annotated[int, typer.Option(help="Sequences a step (of each worker).")] = 8,
-    max_seq_len: Annotated[int, typer.Option(help="Tokens a sequence.")] = 256,
-    gradient_accumulation_steps: Annotated[int, typer.Option(help="Parts a batch is computed in.")] = 1,
-    learning_rate: Annotated[float, typer.Option(help="Step size of the optimizer.")] = 1e-3,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Stop at this many steps of the run in all.")] = None,
-    stop_after_epoch: Annotated[bool, typer.Option("--stop-after-epoch", help="Stop at the epoch's end.")] = False,
-    iterate: Annotated[bool, typer.Option("--iterate", help="Go on into the next epoch.")] = False,
-    parallel_independent: Annotated[
-        bool, typer.Option("--parallel-independent", help="Several workers, merged at every commit.")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="How many, with --parallel-independent.")] = 1,
-    merge: Annotated[str, typer.Option(help="mean, or sum of what each worker changed.")] = "mean",
-    commit_every_chunks: Annotated[int, typer.Option(help="Chunks between commits.")] = 8,
-    commit_every_s: Annotated[float, typer.Option(help="Seconds between commits at most.")] = 300.0,
-    keep_checkpoints: Annotated[int, typer.Option(help="Checkpoints that stay on disk.")] = 3,
-    session_timeout_s: Annotated[float, typer.Option(help="How long a silent worker keeps its chunks.")] = 60.0,
-    ledger: Annotated[
-        str, typer.Option(help="postgresql://host/database?run=NAME; else ledger.sqlite in the run.")
-    ] = "",
-    log_file: Annotated[str, typer.Option(help="Where metrics go; else metrics.jsonl in the run.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and no progress.")] = False,
-) -> None:
-    """Train on a data set, or resume a run from its last commit."""
-    from dataclasses import asdict
-
-    from penstock.blocks import prepare_blocks
-    from penstock.cli.progress import TrainingProgress
+    from penstock.blocks import IngestProgress
     from penstock.train.config import TrainingConfig
 
+
+@with_flags
+def train(
+    *,
+    file: Annotated[str, typer.Argument(help="A TOML file with settings.")] = "",
+    config: Annotated[str, typer.Option(help="The same, as an option.")] = "",
+    run: Annotated[
+        str,
+        typer.Option(
+            "--run",
+            "--run-dir",
+            help="The run's folder; resumes the run it holds, with its settings. Default: runs/NAME.",
+        ),
+    ] = "",
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON and no progress.")] = False,
+    flags: dict[str, Any],
+) -> None:
+    """Train on a data set, or resume a run from its last commit.
+
+    `penstock train --run RUN` alone resumes with the settings the run has. What a file says goes before those, what
+    --set says before the file, and flags before all.
+    """
+    from dataclasses import asdict
+
+    from penstock.cli.progress import TrainingProgress
+    from penstock.errors import ConfigError
+
+    if file and config:
+        raise ConfigError(f"{file} and --config {config}: expected one file with settings")
+    from penstock.feed.world import launched_world
+
     run_training = load_run_training()
-    config = TrainingConfig(
-        dataset_file=dataset_file,
-        run_dir=run,
-        model=model,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        dataset_chunk_size=dataset_chunk_size,
-        batch_size=batch_size,
-        max_seq_len=max_seq_len,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        learning_rate=learning_rate,
-        seed=seed,
-        steps=steps,
-        stop_after_epoch=stop_after_epoch,
-        iterate=iterate,
-        parallel_independent=parallel_independent,
-        workers=workers,
-        merge=merge,  # pyright: ignore[reportArgumentType] - checked with the other settings, with a sentence
-        commit_every_chunks=commit_every_chunks,
-        commit_every_s=commit_every_s,
-        keep_checkpoints=keep_checkpoints,
-        session_timeout_s=session_timeout_s,
-        ledger=ledger,
-        log_file=log_file,
-    )
-    config.check()
-    with ingest_bar(quiet=as_json) as on_progress:
-        config.dataset_file = prepare_blocks(dataset_file, config.samples_per_block, on_progress=on_progress)
-    if not as_json:
+    rank = launched_world()
+    quiet = as_json or (rank is not None and rank[0] > 0)  # rank 0 speaks for all
+    with ingest_bar(quiet=quiet) as on_progress:
+        settled = _gather(file or config, run, assignments or [], flags, on_progress, launched=rank is not None)
+    if not quiet:
         console(stderr=True).print("preparing: reading the data set and, for a new run, training its tokenizer")
-    with TrainingProgress(quiet=as_json) as progress:
-        result = run_training(config, [progress])
+    with TrainingProgress(quiet=quiet) as progress:
+        result = run_training(settled, [progress])
+    if rank is not None and rank[0] > 0:
+        return
     if as_json:
         print_json(asdict(result))
         return
@@ -91,10 +71,66 @@ def train(
     )
 
 
+def _gather(
+    file: str,
+    run: str,
+    assignments: list[str],
+    flags: dict[str, Any],
+    on_progress: Callable[[IngestProgress], None] | None,
+    *,
+    launched: bool,
+) -> TrainingConfig:
+    """All settings there are, with the data set's blocks made; a run that is there lends what nobody says.
+
+    Ranks of a launcher leave the blocks to rank 0, and wait for it.
+    """
+    from penstock.blocks import BlockManager, prepare_blocks
+    from penstock.errors import ConfigError
+    from penstock.train.settings import gather, settings_of_file, settings_of_run, settings_of_words
+
+    size = flags.get("dataset_chunk_size")
+    if size is not None:
+        flags = {**flags, **settings_of_words([f"dataset_chunk_size={size}"])}
+    said = (settings_of_file(file) if file else {}) | settings_of_words(assignments) | flags
+    if run:
+        said["run_dir"] = run
+    folder = said.get("run_dir", "")
+    config = gather(settings_of_run(folder) if folder else None, said)
+    config.check()
+    if launched:
+        if not folder:
+            raise ConfigError("ranks of a launcher have to be told the run's folder: name it with --run-dir")
+        return config
+    for name in ("dataset_file", "eval_file"):
+        if getattr(config, name):
+            setattr(
+                config, name, prepare_blocks(getattr(config, name), config.samples_per_block, on_progress=on_progress)
+            )
+    if not folder:
+        folder = str(Path("runs", BlockManager(config.dataset_file).manifest.header.dataset_name))
+        found = settings_of_run(folder)
+        config = gather(found, {**said, "dataset_file": config.dataset_file, "run_dir": folder})
+    return config
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="The run's folder.")],
+    dest: Annotated[str, typer.Argument(help="The folder to write; made if it is not there.")],
+    checkpoint: Annotated[str, typer.Option(help="Which checkpoint, by its steps; else the last commit's.")] = "",
+) -> None:
+    """Write a run's model as a folder that transformers' `from_pretrained` reads."""
+    load_run_training()
+    from penstock.train.exporting import export_run
+
+    exported = export_run(run, dest, checkpoint)
+    console().print(f"checkpoint {exported} of {run} is in {dest}: config.json, model.safetensors, tokenizer.json")
+
+
 REASONS = {
     "steps": "the steps asked for are done",
     "epoch": "the epoch is complete",
     "signal": "asked to stop; committed first",
+    "file": "asked to stop by penstock stop; committed first",
 }
 
 

@@ -22,7 +22,7 @@ class ChunkFeed:
             raise ConfigError(f"batch_size={batch_size} holds no sequence: expected 1 or more")
         self._blocks = blocks
         self._tokenizer = tokenizer
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._sequence_length = sequence_length
 
     def window(self, ref: ChunkRef, excluded: Iterable[tuple[int, int]] = ()) -> PackedWindow:
@@ -43,11 +43,17 @@ class ChunkFeed:
             excluded=None if wanted.all() else ~wanted,
         )
 
+    def following(self, ref: ChunkRef) -> ChunkRef | None:
+        """The chunk behind a chunk in the data set; None behind the last one known."""
+        if self._blocks.get_block(ref.block_id).chunk_count(self._blocks.dataset_chunk_size) > ref.chunk_id + 1:
+            return ChunkRef(ref.block_id, ref.chunk_id + 1)
+        return ChunkRef(ref.block_id + 1, 0) if self._blocks.facts(ref.block_id + 1) else None
+
     def batches(
         self, ref: ChunkRef, start_offset: int = 0, excluded: Iterable[tuple[int, int]] = ()
     ) -> Iterator[Batch]:
         """The chunk's batches from a sequence offset on, without the excluded samples."""
-        yield from self.window(ref, excluded).batches(self._batch_size, start_offset)
+        yield from self.window(ref, excluded).batches(self.batch_size, start_offset)
 
     def _encoded(self, ref: ChunkRef, first_sample_id: int, wanted: np.ndarray) -> Encoded:
         """The tokens of a chunk. An excluded sample keeps its place and has no tokens, so that counting samples needs

@@ -187,6 +187,28 @@ class PackedEpoch:
         """The sequences of a window; the last one is kept."""
         return self._last_window.get(self, window)
 
+    # -- what was handed out -------------------------------------------------------------------------------------------
+
+    def samples_between(self, start: tuple[int, int], stop: tuple[int, int]) -> Iterator[np.ndarray]:
+        """The samples that end between two places (window, sequence of it), some at a time.
+
+        Whole windows are arithmetic; only of one that is cut are tokens needed, to know which sample ends where.
+        """
+        (window, offset), (last, last_offset) = start, stop
+        while window < last or (window == last and offset < last_offset):
+            if offset or window == last:
+                made = self.rows(window)
+                end = last_offset if window == last else len(made)
+                yield made.fields(ONLY_IDS, range(offset, end))["sample_ids"]
+            else:
+                yield self._plan(window).sample_ids(window)
+            window, offset = window + 1, 0
+
+    def sequences_between(self, start: tuple[int, int], stop: tuple[int, int]) -> int:
+        """How many sequences lie between two places; makes the windows for it."""
+        (window, offset), (last, last_offset) = start, stop
+        return sum(len(self.rows(each)) for each in range(window, last)) - offset + last_offset
+
     # -- by number -----------------------------------------------------------------------------------------------------
 
     def batch_count(self, batch_size: int, *, drop_last: bool) -> int:

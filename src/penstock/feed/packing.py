@@ -43,6 +43,9 @@ class Batch:
         return int((self.labels != IGNORED_LABEL).sum())
 
 
+_ARRAYS = ("input_ids", "labels", "position_ids", "document_ids")
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWindow:
     """A window cut into sequences of equal length."""
@@ -65,6 +68,36 @@ class PackedWindow:
             raise ConfigError(f"batch_size={batch_size} holds no sequence: expected 1 or more")
         for start in range(start_offset, self.sequence_count, batch_size):
             yield self.batch(start, min(start + batch_size, self.sequence_count))
+
+    def samples_of(self, start: int, stop: int) -> np.ndarray:
+        """The samples of which some token stands in sequences ``[start, stop)``."""
+        first, last = start * self.sequence_length, min(stop * self.sequence_length, len(self.ids))
+        places = np.searchsorted(self.offsets, [first, last - 1], side="right") - 1
+        return self.first_sample_id + self._learned(np.arange(places[0], places[1] + 1))
+
+    def share(self, start: int, stop: int, rank: int, world: int) -> Batch:
+        """What one rank gets of the batch of sequences ``[start, stop)``: ``[rank::world]`` of them, perhaps none.
+
+        Samples belong to the rank that has their last token. How far the window is learned is told of the whole batch.
+        """
+        rows = [self.batch(row, row + 1) for row in range(start + rank, stop, world)]
+        done = self._samples_done(min(stop * self.sequence_length, len(self.ids)))
+        if not rows:
+            empty = np.empty((0, self.sequence_length), dtype=np.int64)
+            return Batch(
+                input_ids=empty,
+                labels=empty,
+                position_ids=empty,
+                document_ids=empty,
+                sample_ids=np.empty(0, dtype=np.int64),
+                spans=np.empty((0, 3), dtype=np.int64),
+                samples_done=done,
+                start_offset=start,
+                stop_offset=stop,
+            )
+        names = (*_ARRAYS, "sample_ids", "spans")
+        arrays = {name: np.concatenate([getattr(row, name) for row in rows]) for name in names}
+        return Batch(**arrays, samples_done=done, start_offset=start, stop_offset=stop)
 
     def batch(self, start: int, stop: int) -> Batch:
         """Sequences ``[start, stop)``."""

@@ -23,6 +23,8 @@ from penstock.ledger.base import (
     Lease,
     Ledger,
     LedgerStatus,
+    LoaderProgress,
+    LoaderSpan,
     Session,
     Wait,
 )
@@ -41,6 +43,8 @@ __all__ = [
     "Lease",
     "Ledger",
     "LedgerStatus",
+    "LoaderProgress",
+    "LoaderSpan",
     "Progress",
     "Session",
     "SkipRange",

@@ -94,6 +94,28 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderProgress:
+    """What a job has trained since the last commit, where a plan says which samples those are and not the ledger."""
+
+    epoch: int
+    steps: int
+    samples: int
+    exclusions: int
+    """How many entries of the exclusion journal the loader has taken up."""
+    state: str
+    """The loader's state behind its last step, as JSON: from here the job goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSpan(LoaderProgress):
+    """The same, bound to a commit: from the state of the span before it to its own. The audit asks the plan which
+    samples that is."""
+
+    commit: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """One session as `penstock status` shows it."""
 
@@ -209,9 +231,12 @@ class Ledger(Protocol):
         """What the live sessions have trained since the last commit, by session id; not those that trained nothing."""
         ...
 
-    def commit(self, checkpoint_id: str, digest: str, sessions: Iterable[int]) -> Commit:
+    def commit(
+        self, checkpoint_id: str, digest: str, sessions: Iterable[int], *, loader: LoaderProgress | None = None
+    ) -> Commit:
         """Bind all that these sessions have trained to a checkpoint, in one transaction.
 
+        A job that follows a loader is one session and holds no chunks: `loader` says what it has trained.
         `LeaseLost` names a session that was fenced: average again without it. A checkpoint_id that exists is refused.
         """
         ...
@@ -226,6 +251,11 @@ class Ledger(Protocol):
 
     def spans(self, epoch: int) -> Iterator[Span]:
         """What was committed in an epoch, by chunk and position."""
+        ...
+
+    def loader_spans(self, last: int | None = None) -> list[LoaderSpan]:
+        """What was committed of a loader's batches, or the last few of them, oldest first; none in a run that claims
+        chunks."""
         ...
 
     def prioritise(self, priorities: Mapping[ChunkRef, float]) -> None:

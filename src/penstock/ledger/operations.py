@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 
 from penstock.errors import LeaseLost, LedgerError, LedgerMismatch, differences
 from penstock.ledger import rows, state
@@ -12,6 +13,8 @@ from penstock.ledger.base import (
     EpochDone,
     Lease,
     LedgerStatus,
+    LoaderProgress,
+    LoaderSpan,
     Session,
     Wait,
 )
@@ -103,6 +106,9 @@ class SqlLedger:
             assert chunk is not None, f"a span without a chunk: {span}"
             self._handing.save_open(tx, state.rewind(chunk, span, token + place), journal)
             rows.add_committed_samples(tx, span.epoch, span.start - span.stop)
+        for span in rows.loader_spans_after(tx, seq):
+            rows.add_committed_samples(tx, span.epoch, -span.samples)
+        tx.execute("DELETE FROM loader_spans WHERE commit_seq > ?", (seq,))
         tx.execute("DELETE FROM spans WHERE commit_seq > ?", (seq,))
         tx.execute("DELETE FROM commits WHERE seq > ?", (seq,))
         epoch, steps, next_step = (target.epoch, target.total_steps, target.next_step) if target else (0, 0, 1)
@@ -272,11 +278,28 @@ class SqlLedger:
     def pending(self) -> list[Contribution]:
         return self._db.read(rows.pending)
 
-    def commit(self, checkpoint_id: str, digest: str, sessions: Iterable[int]) -> Commit:
+    def commit(
+        self, checkpoint_id: str, digest: str, sessions: Iterable[int], *, loader: LoaderProgress | None = None
+    ) -> Commit:
         contributors = sorted(set(sessions))
-        return self._db.change("commit", lambda tx: self._commit(tx, checkpoint_id, digest, contributors), durable=True)
+        if loader is not None and len(contributors) != 1:
+            raise LedgerError(
+                f"a loader's progress belongs to one session: got {len(contributors)}; nothing was changed"
+            )
 
-    def _commit(self, tx: Transaction, checkpoint_id: str, digest: str, contributors: list[int]) -> Commit:
+        def commit(tx: Transaction) -> Commit:
+            return self._commit(tx, checkpoint_id, digest, contributors, loader)
+
+        return self._db.change("commit", commit, durable=True)
+
+    def _commit(
+        self,
+        tx: Transaction,
+        checkpoint_id: str,
+        digest: str,
+        contributors: list[int],
+        loader: LoaderProgress | None,
+    ) -> Commit:
         had = rows.commit_of(tx, checkpoint_id)
         if had is not None and tx.again and had.digest == digest:
             return had
@@ -296,23 +319,42 @@ class SqlLedger:
                 (steps, steps, session_id),
             )
             total_steps += steps
+        epoch, next_step = run.epoch, run.next_step
+        if loader is not None:
+            epoch, total_steps, next_step = loader.epoch, total_steps + loader.steps, next_step + loader.steps
+            self._bind_loader(tx, LoaderSpan(commit=seq, session=contributors[0], **asdict(loader)), run.epoch)
         commit = Commit(
             seq=seq,
             checkpoint_id=checkpoint_id,
             digest=digest,
-            epoch=run.epoch,
+            epoch=epoch,
             total_steps=total_steps,
-            next_step=run.next_step,
+            next_step=next_step,
             committed_at=tx.wall_time(),
         )
         rows.add_commit(tx, commit)
-        tx.execute("UPDATE run SET total_steps = ?", (total_steps,))
+        tx.execute("UPDATE run SET epoch = ?, total_steps = ?, next_step = ?", (epoch, total_steps, next_step))
         return commit
+
+    @staticmethod
+    def _bind_loader(tx: Transaction, span: LoaderSpan, current_epoch: int) -> None:
+        if not current_epoch <= span.epoch <= current_epoch + 1:
+            raise LedgerError(
+                f"the loader is in epoch {span.epoch}, the run in {current_epoch}: expected this one or the next; "
+                "nothing was changed"
+            )
+        if span.epoch > current_epoch:
+            rows.add_epoch(tx, span.epoch)
+        rows.add_loader_span(tx, span)
+        rows.add_committed_samples(tx, span.epoch, span.samples)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def spans(self, epoch: int) -> Iterator[Span]:
         yield from self._db.read(lambda tx: rows.spans(tx, epoch))
+
+    def loader_spans(self, last: int | None = None) -> list[LoaderSpan]:
+        return self._db.read(lambda tx: rows.loader_spans(tx, last))
 
     def status(self) -> LedgerStatus:
         return self._db.read(read_status)

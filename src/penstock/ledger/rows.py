@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from penstock.ledger.base import Commit, Contribution, Lease
+from penstock.ledger.base import Commit, Contribution, Lease, LoaderSpan
 from penstock.ledger.database import Transaction
 from penstock.ledger.exclusions import Exclusion
 from penstock.ledger.state import Chunk, Phase, Span
@@ -21,6 +21,7 @@ _UPDATES = ", ".join(f"{name} = excluded.{name}" for name in f"{_CHUNK}, request
 _SPAN = "commit_seq, epoch, block_id, chunk_id, start, stop, start_offset, stop_offset, steps, session, exclusions"
 _ADD_SPAN = f"INSERT INTO spans ({_SPAN}) VALUES ({', '.join('?' * 11)})"
 _COMMIT = "seq, checkpoint_id, digest, epoch, total_steps, next_step, committed_at"
+_LOADER_SPAN = "commit_seq, epoch, steps, samples, session, exclusions, state"
 _EXCLUSION = "seq, epoch, step, block_id, start, stop, reason, excluded_at"
 _ALL = 2**62
 
@@ -275,6 +276,25 @@ def spans_after(tx: Transaction, seq: int) -> list[Span]:
     return [_span(row) for row in found.fetchall()]
 
 
+def add_loader_span(tx: Transaction, span: LoaderSpan) -> None:
+    tx.execute(
+        f"INSERT INTO loader_spans ({_LOADER_SPAN}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (span.commit, span.epoch, span.steps, span.samples, span.session, span.exclusions, span.state),
+    )
+
+
+def loader_spans(tx: Transaction, last: int | None = None) -> list[LoaderSpan]:
+    found = tx.execute(
+        f"SELECT {_LOADER_SPAN} FROM loader_spans ORDER BY commit_seq DESC LIMIT ?", (_ALL if last is None else last,)
+    )
+    return [_loader_span(row) for row in reversed(found.fetchall())]
+
+
+def loader_spans_after(tx: Transaction, seq: int) -> list[LoaderSpan]:
+    found = tx.execute(f"SELECT {_LOADER_SPAN} FROM loader_spans WHERE commit_seq > ?", (seq,))
+    return [_loader_span(row) for row in found.fetchall()]
+
+
 def pending(tx: Transaction) -> list[Contribution]:
     found = tx.execute(
         "SELECT session_id, worker, CAST(sum(trained - committed) AS BIGINT), CAST(sum(c.steps) AS BIGINT), count(*) "
@@ -366,6 +386,19 @@ def _span(row: Any) -> Span:
         steps=steps,
         session=session,
         exclusions=exclusions,
+    )
+
+
+def _loader_span(row: Any) -> LoaderSpan:
+    commit, epoch, steps, samples, session, exclusions, state = row
+    return LoaderSpan(
+        commit=commit,
+        epoch=epoch,
+        steps=steps,
+        samples=samples,
+        session=session,
+        exclusions=exclusions,
+        state=state,
     )
 
 

@@ -1,6 +1,6 @@
 """Tables of the ledger, the same in every store. A change here is a new VERSION and a way from the old one."""
 
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE run (
@@ -126,6 +126,15 @@ CREATE TABLE spans (
     PRIMARY KEY (epoch, block_id, chunk_id, commit_seq)
 ) WITHOUT ROWID;
 CREATE INDEX spans_by_commit ON spans (commit_seq);
+CREATE TABLE loader_spans (
+    commit_seq INTEGER PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    steps INTEGER NOT NULL,
+    samples INTEGER NOT NULL,
+    session INTEGER NOT NULL,
+    exclusions INTEGER NOT NULL,
+    state TEXT NOT NULL
+);
 """
 """In the words of SQLite.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import LedgerError
 from penstock.ledger import Commit, Span
@@ -20,11 +21,13 @@ class StepSeen:
     session: int
     time: float
     epoch: int
-    block_id: int
-    chunk_id: int
+    block_id: int | None
+    """Of the chunk it was made of; None where the plan is strided and batches come from anywhere."""
+    chunk_id: int | None
     samples: list[list[int]]
     """Ids of the samples of which it saw some token: ranges, from and to."""
-    loss: float
+    loss: float | None
+    """None where it was not a number."""
     checkpoint_id: str | None
     """The first checkpoint that holds it; None where it was undone by a crash, or is not committed yet."""
 
@@ -45,21 +48,34 @@ class ChunkTrained:
     committed_at: float
 
 
-def what_step_saw(run: RunFolder, step: int) -> list[StepSeen]:
+def what_step_saw(run: RunFolder, step: int, dataset_file: str | None = None) -> list[StepSeen]:
     """Every time a step of this number was made; at most one of them is in a checkpoint.
 
     A run that goes back to a commit makes the later steps again, under the same numbers.
     """
-    commits = {commit.seq: commit for commit in run.ledger.commits()}
     found = [event for event in run.events() if event.get("event") == "step" and event.get("step") == step]
     if not found:
         raise LedgerError(
             f"{run.path} has no step {step} in its metrics: expected 1 to {run.ledger.status().total_steps}; "
             "if the metrics were moved, put them back"
         )
+    return _seen(run, found, dataset_file)
+
+
+def skipped_steps(run: RunFolder) -> list[StepSeen]:
+    """Steps whose batch was skipped for a loss that is not a number, as far as a checkpoint holds them: their samples
+    count as seen, and taught nothing."""
+    found = [event for event in run.events() if event.get("event") == "step" and event.get("skipped")]
+    return [step for step in _seen(run, found) if step.checkpoint_id is not None]
+
+
+def _seen(run: RunFolder, found: list[dict[str, Any]], dataset_file: str | None = None) -> list[StepSeen]:
+    commits = {commit.seq: commit for commit in run.ledger.commits()} if found else {}
+    if run.settings.get("plan") == "strided":
+        return [_strided_step(run, event, commits, dataset_file) for event in found]
     return [
         StepSeen(
-            step=step,
+            step=event["step"],
             generation=event["generation"],
             worker=event["worker"],
             session=event["session"],
@@ -73,6 +89,28 @@ def what_step_saw(run: RunFolder, step: int) -> list[StepSeen]:
         )
         for event in found
     ]
+
+
+def _strided_step(
+    run: RunFolder, event: dict[str, Any], commits: dict[int, Commit], dataset_file: str | None
+) -> StepSeen:
+    """What the plan says that a step saw, and the commit that holds it: of a crashed session, none."""
+    from penstock.observe.strided import StridedRun
+
+    span, samples = StridedRun(run, dataset_file).samples_of_step(event["step"])
+    return StepSeen(
+        step=event["step"],
+        generation=event["generation"],
+        worker=event["worker"],
+        session=event["session"],
+        time=event["time"],
+        epoch=event["epoch"],
+        block_id=None,
+        chunk_id=None,
+        samples=samples,
+        loss=event["loss"],
+        checkpoint_id=commits[span.commit].checkpoint_id if span and span.session == event["session"] else None,
+    )
 
 
 def _checkpoint_of(run: RunFolder, event: dict[str, object], commits: dict[int, Commit]) -> str | None:

@@ -16,7 +16,12 @@ def prove(run: RunFolder, dataset_file: str | None = None) -> list[EpochAudit]:
         dataset_file: Where its data set is now, if not where it was.
     """
     status = run.ledger.status()
-    samples = [block.sample_count for block in manifest_of(run, dataset_file).blocks]
+    manifest = manifest_of(run, dataset_file)
+    if run.settings.get("plan") == "strided":
+        from penstock.observe.strided import StridedRun
+
+        return StridedRun(run, dataset_file).prove(manifest.total_samples)
+    samples = [block.sample_count for block in manifest.blocks]
     journal = run.ledger.exclusions()
     return [
         audit_epoch(epoch, run.ledger.spans(epoch), samples, status.chunk_size, journal)

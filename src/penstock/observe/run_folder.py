@@ -12,6 +12,9 @@ import orjson
 
 from penstock.errors import ConfigError
 from penstock.ledger import Ledger, open_ledger
+from penstock.storage import LocalStorage
+from penstock.storage.keys import LOCK_SUFFIX
+from penstock.storage.locks import is_held
 
 
 class RunFolder:
@@ -48,6 +51,16 @@ class RunFolder:
     def ledger(self) -> Ledger:
         _ = self.config  # a folder without a run is named as such, not as one without a ledger
         return open_ledger(self.settings.get("ledger") or self.path / "ledger.sqlite")
+
+    def require_training(self) -> None:
+        """Refuse where no training is under way that could hear a word."""
+        _ = self.config
+        if not is_held(self.path / f"run{LOCK_SUFFIX}"):
+            raise ConfigError(f"no training is under way in {self.path}: nothing was changed")
+
+    def leave_word(self, name: str, text: str) -> None:
+        """Leave a file for the training that is under way, whole or not at all."""
+        LocalStorage(self.path).put(name, text.encode())
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Events of the metrics file, oldest first; a line that a killed writer left unfinished is passed over."""

@@ -47,6 +47,21 @@ def waiting_file_lock(path: Path, *, holding: str, purpose: str, timeout_s: floa
         yield
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock file `path` just now."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def _lock(path: Path, holding: str, purpose: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:

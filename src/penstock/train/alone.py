@@ -38,7 +38,7 @@ class CommitAlone:
             tell_commit(self._events, commit, sum(done.samples for done in work), [session.worker], began)
         elif not self._stop.requested():
             self._stop.wait(_IDLE_S)  # more blocks are on their way
-        self.reason = self._committer.stop_reason(stop_requested=self._stop.requested())
+        self.reason = self._committer.stop_reason(stop_requested=self._stop.requested_by())
         self._met_at = time.monotonic()
         return self.reason is None
 

@@ -1,14 +1,19 @@
 """Messages between the supervisor and a worker: JSON lines over a socket pair. End of file: the other side is dead.
 
-worker to supervisor   {"kind": "event", ...}  {"kind": "submitted", session, state}  {"kind": "failed", error}
-                           {"kind": "alive"}
-supervisor to worker   {"kind": "order", order}  {"kind": "go_on", checkpoint_id, digest}  {"kind": "meet"}
-                       {"kind": "end"}
+worker to supervisor   {"kind": "ready"}  {"kind": "event", ...}  {"kind": "submitted", session, state}
+                       {"kind": "alive", progress}  {"kind": "failed", error}
+supervisor to worker   {"kind": "order", order}  {"kind": "go_on", round, checkpoint_id, digest}
+                       {"kind": "meet", round}  {"kind": "end"}
+rank to launcher       {"kind": "event", ...}  {"kind": "alive", progress}  {"kind": "failed", error, ...}
+                       {"kind": "result", result}
+launcher to rank       {"kind": "order", config}  {"kind": "stop"}
 """
 
 from __future__ import annotations
 
+import signal
 import socket
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +21,10 @@ from typing import Any
 import orjson
 
 Message = dict[str, Any]
+
+ORPHANED = 70
+"""Exit code of a process whose starter died."""
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +35,8 @@ class WorkerOrder:
     worker: str
     workers: int
     generation: int
-    checkpoint_id: str
-    digest: str
+    device: str
+    """What it computes on, as torch spells it."""
     ledger: str
     """Where the ledger is, password and all: an order is neither saved nor logged."""
 
@@ -72,3 +81,11 @@ def channel_pair() -> tuple[Channel, socket.socket]:
     """The supervisor's end, and the worker's socket to hand down."""
     ours, theirs = socket.socketpair()
     return Channel(ours), theirs
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends: a stopped one could not notice it by itself."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

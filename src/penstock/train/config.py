@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import tomli_w
 from penstock.errors import ConfigError, differences
 from penstock.ledger import without_secrets
 from penstock.storage import Storage
+from penstock.train.checks import check
 from penstock.types import DatasetIdentity
 
 if TYPE_CHECKING:
@@ -21,22 +21,30 @@ if TYPE_CHECKING:
 CONFIG_KEY = "config.toml"
 
 MODELS = ("tiny", "small", "counting")
-"""Models by name; `train.models.build_model` makes them."""
-
-_LARGEST = 2**31 - 1
+"""Built-in models by name; any other name is a folder, a config.json or a model of the Hub."""
 
 MAY_CHANGE = frozenset(
     {
         "commit_every_chunks",
         "commit_every_s",
+        "cuda_ids",
         "dataset_file",
+        "ddp",
+        "device",
+        "eval_batches",
+        "eval_every",
+        "eval_file",
         "iterate",
         "keep_checkpoints",
         "ledger",
         "log_file",
+        "on_nan",
         "parallel_independent",
+        "rank_timeout_s",
+        "respawn",
         "run_dir",
         "session_timeout_s",
+        "stall_timeout_s",
         "steps",
         "stop_after_epoch",
         "workers",
@@ -54,16 +62,24 @@ class TrainingConfig:
     run_dir: str = ""
     """The run's folder; a folder with a run in it resumes that run. Empty: ``runs/<data set's name>``."""
     model: str = "tiny"
-    """A built-in model by name: tiny, small, or counting (which counts how often each sample was learned)."""
+    """A built-in model by name: tiny, small, or counting (which counts how often each sample was learned). Else a
+    causal language model of `transformers`: a folder, a config.json, or ``owner/name[@revision]`` of the Hub."""
+    fresh_weights: bool = False
+    """Begin with random weights, though the model came with some."""
+    resize_embeddings: bool = False
+    """Add embeddings to a model whose vocabulary is smaller than the tokenizer's; otherwise that is refused."""
+    attend_across_documents: bool = False
+    """Let documents that share a sequence see each other; some kernels are faster so."""
     tokenizer: str = ""
     """A tokenizer.json, a folder with one, a *.tiktoken file or a model of the Hub (``owner/name[@revision]``); behind
-    it, ``?end_of_text=TOKEN``. A copy is kept with the run. Empty: a byte-level BPE is trained on the data."""
+    it, ``?end_of_text=TOKEN``. A copy is kept with the run. Empty: the model's own where it has one, else a byte-level
+    BPE is trained on the data."""
     vocab_size: int = 4096
     """Entries of a tokenizer trained here."""
     samples_per_block: int = 100_000
     """Samples a block when blocks are made; a block store brings its own."""
-    dataset_chunk_size: int = 4_000
-    """Samples a chunk: what a worker claims, reads and holds at a time."""
+    dataset_chunk_size: int | Literal["auto"] = 4_000
+    """Samples a chunk: what a worker claims, reads and holds at a time. ``auto``: by the memory there is."""
     batch_size: int = 8
     """Sequences an optimizer step; in parallel-independent mode, of each replica."""
     max_seq_len: int = 256
@@ -71,8 +87,28 @@ class TrainingConfig:
     gradient_accumulation_steps: int = 1
     """Parts a batch is computed in."""
     learning_rate: float = 1e-3
+    """The greatest one, where there is a schedule."""
+    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """How it goes down after the warm-up, by the run's steps."""
+    warmup_steps: int = 0
+    """Steps over which it goes up from 0."""
+    schedule_steps: int | None = None
+    """The step at which it is lowest. None: what `steps` was when the run began."""
+    min_lr_ratio: float = 0.1
+    """The lowest learning rate as a share of the greatest."""
+    weight_decay: float = 0.1
+    """Of matrices and embeddings; norms and biases do not decay."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    """AdamW's memories of gradients and of their squares."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm; 0 leaves them alone."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What to do with a batch whose loss or gradients are not finite: stop, or leave it and count it as seen."""
+    halt_max_steps: int = 1
+    """How often a recurrent model may ponder; of no meaning to others."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """What the model computes in; its weights are fp32 always. ``auto``: bf16 on CUDA devices that know it."""
     seed: int = 0
     steps: int | None = None
     """Stop when the run has this many optimizer steps in all, summed over replicas."""
@@ -82,8 +118,24 @@ class TrainingConfig:
     """Begin another epoch at the end of one; otherwise the run stops there."""
     parallel_independent: bool = False
     """Several workers, each with its own replica, merged at every commit."""
+    ddp: bool = False
+    """Ranks that learn every batch together, as under torchrun: each its share, gradients summed."""
     workers: int = 1
-    """How many, in parallel-independent mode."""
+    """How many, in parallel-independent mode; with `ddp`, how many ranks to start where no launcher has; with
+    `cuda_ids`, one a device."""
+    plan: Literal["", "claims", "strided"] = ""
+    """Where batches come from: chunks claimed from the ledger, or a shuffled order that is the same for any number of
+    ranks. Empty: as the run began; for a new one strided with `ddp`, else claims."""
+    outer_learning_rate: float = 1.0
+    """Of what replicas have changed on average, so much is taken over at a merge;"""
+    outer_momentum: float = 0.0
+    """with Nesterov momentum, where it is above 0."""
+    respawn: int = 0
+    """How often workers that died are started again, in all; of ranks, how often the job is."""
+    cuda_ids: str = ""
+    """CUDA devices by number, ``0,1``: one worker on each."""
+    device: str = "auto"
+    """``cpu``, ``cuda``, ``cuda:1``, or ``auto``: CUDA where there is such a device."""
     merge: Literal["mean", "sum"] = "mean"
     """How replicas become one: their mean weighted by samples, or the sum of what each has changed."""
     commit_every_chunks: int = 8
@@ -94,48 +146,30 @@ class TrainingConfig:
     """How many checkpoints stay on disk."""
     session_timeout_s: float = 60.0
     """How long a worker that shows no sign of life keeps its chunks."""
+    stall_timeout_s: float = 3_600.0
+    """How long a worker or rank may take for one step before it counts as hung and is killed."""
+    rank_timeout_s: float = 600.0
+    """How long ranks wait for one another: a rank that is silent for longer has the others give up."""
     ledger: str = field(default="", repr=False)
     """Where the ledger is: ``postgresql://user@host/database?run=name`` for workers on several machines. Empty:
     ledger.sqlite in the run's folder. A password is used and never saved: give it again, or by PGPASSWORD."""
     log_file: str = ""
     """Where metrics go. Empty: metrics.jsonl in the run's folder."""
+    eval_file: str = ""
+    """A data set to evaluate on, named as `dataset_file` is: at the end, and"""
+    eval_every: int = 0
+    """at the first commit behind every so many steps; 0: at the end alone."""
+    eval_batches: int | None = None
+    """How many batches of it; None: all."""
+
+    @property
+    def cuda_indices(self) -> list[int]:
+        """`cuda_ids` as numbers."""
+        return [int(part) for part in self.cuda_ids.split(",")] if self.cuda_ids else []
 
     def check(self) -> None:
         """Refuse what cannot work, naming the setting."""
-        at_least = {
-            "batch_size": 1,
-            "commit_every_chunks": 1,
-            "dataset_chunk_size": 1,
-            "gradient_accumulation_steps": 1,
-            "keep_checkpoints": 1,
-            "max_seq_len": 2,
-            "samples_per_block": 1,
-            "vocab_size": 1,
-            "workers": 1,
-        }
-        for name, least in at_least.items():
-            if not least <= getattr(self, name) <= _LARGEST:
-                raise ConfigError(f"{name}={getattr(self, name)} cannot work: expected {least} to {_LARGEST}")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed={self.seed} cannot work: expected 0 to 2**63 - 1")
-        if self.model not in MODELS:
-            raise ConfigError(f"model={self.model!r} is unknown: expected one of {', '.join(MODELS)}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps={self.steps} trains nothing: expected 1 or more, or none for the whole epoch")
-        if not self.dataset_file:
-            raise ConfigError("dataset_file is empty: name a block store (--dataset-file)")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ConfigError(f"learning_rate={self.learning_rate} cannot work: expected a number above 0")
-        if not (self.max_grad_norm >= 0 and math.isfinite(self.max_grad_norm)):
-            raise ConfigError(f"max_grad_norm={self.max_grad_norm} cannot work: expected 0 or more")
-        if not self.commit_every_s > 0:
-            raise ConfigError(f"commit_every_s={self.commit_every_s} cannot work: expected seconds above 0")
-        if not (self.session_timeout_s > 0 and math.isfinite(self.session_timeout_s)):
-            raise ConfigError(f"session_timeout_s={self.session_timeout_s} cannot work: expected seconds above 0")
-        if self.merge not in ("mean", "sum"):
-            raise ConfigError(f"merge={self.merge!r} is unknown: expected 'mean' or 'sum'")
-        if self.workers > 1 and not self.parallel_independent:
-            raise ConfigError(f"workers={self.workers} needs parallel_independent (--parallel-independent)")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +222,7 @@ class RunConfig:
     def _binding(self) -> dict[str, object]:
         shaping = {field.name for field in fields(TrainingConfig)} - MAY_CHANGE - {"tokenizer"}
         return {
-            **{name: self.settings.get(name) for name in sorted(shaping)},
+            **{name: getattr(self.training, name) for name in sorted(shaping)},
             "dataset_id": self.dataset["dataset_id"],
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
         }
@@ -206,6 +240,10 @@ def resolve(
     settled = replace(config)
     if "://" not in config.dataset_file:
         settled.dataset_file = str(Path(config.dataset_file).resolve())
+    if config.eval_file and "://" not in config.eval_file:
+        settled.eval_file = str(Path(config.eval_file).resolve())
+    if config.model not in MODELS and Path(config.model).exists():
+        settled.model = str(Path(config.model).resolve())
     if config.ledger:
         settled.ledger = without_secrets(config.ledger)
     if config.log_file:

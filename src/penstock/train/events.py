@@ -1,14 +1,4 @@
-"""What happens in a run, as plain dicts: hooks show them, metrics.jsonl keeps them.
-
-    run_started      run_dir, dataset, total_samples, total_blocks, samples_per_block, dataset_chunk_size, workers,
-                     total_steps, next_step, samples_committed, epoch
-    worker_started   worker, session, pid
-    step             step, loss, num_tokens, step_s, worker, session, epoch, block_id, chunk_id,
-                     start_offset, samples (ranges of the ids of which it saw some token, from and to)
-    chunk            worker, session, epoch, block_id, chunk_id, samples
-    commit           checkpoint_id, total_steps, epoch, samples, workers, commit_s
-    worker_lost      worker, session, pid, reason
-    run_stopped      reason, total_steps, epoch
+"""What happens in a run, as plain dicts of known fields: hooks show them, metrics.jsonl keeps them (docs/events.md).
 
 Every event has `event`, `time` (seconds since 1970) and `generation`: a step of a generation that crashed before its
 commit was void, and the next generation's steps stand in its place.
@@ -19,13 +9,150 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import orjson
 
 from penstock.errors import ConfigError, StorageError
 
 Event = dict[str, Any]
+
+
+class RunStarted(TypedDict):
+    """A run begins, or goes on from its last commit."""
+
+    run_dir: str
+    dataset: str
+    total_samples: int
+    total_blocks: int
+    samples_per_block: int
+    dataset_chunk_size: int
+    workers: int
+    """Or ranks."""
+    plan: str
+    """claims or strided."""
+    devices: list[str]
+    precision: str
+    model: str
+    steps: int | None
+    """Where it is to stop, if anywhere."""
+    iterate: bool
+    total_steps: int
+    """Made so far, by the last commit."""
+    next_step: int
+    samples_committed: int
+    """Of the current epoch."""
+    epoch: int
+
+
+class WorkerStarted(TypedDict):
+    """A worker has joined."""
+
+    worker: str
+    session: int
+    pid: int
+    ranks: int
+    """How many processes it is made of: a job of ranks is one worker."""
+
+
+class Step(TypedDict):
+    """An optimizer step, or a batch that was skipped for a loss that is not a number."""
+
+    step: int
+    """Its number in the run, from 1."""
+    loss: float | None
+    """Mean over the batch's tokens; None where it is not a number."""
+    num_tokens: int
+    """Tokens learned from."""
+    learning_rate: float
+    grad_norm: float | None
+    """Before clipping; None where it is not a number."""
+    skipped: bool
+    """The batch counts as seen and the weights are what they were."""
+    step_s: float
+    wait_s: float
+    """How long the step waited for its batch."""
+    tokens_per_s: float
+    """Of this step and its wait."""
+    worker: str
+    session: int
+    epoch: int
+    batch: int | None
+    """Which one of the epoch; None where chunks are claimed."""
+    block_id: int | None
+    """Of its chunk; None on the strided plan, whose batches come from anywhere,"""
+    chunk_id: int | None
+    start_offset: int | None
+    """Sequences of the chunk before this batch."""
+    samples: list[list[int]]
+    """Ids of which it saw some token: ranges, from and to. Empty on the strided plan: `penstock audit --step` asks the
+    plan."""
+    samples_done: int
+    """Samples whose last token it saw."""
+
+
+class Chunk(TypedDict):
+    """A chunk is learned to its end."""
+
+    worker: str
+    session: int
+    epoch: int
+    block_id: int
+    chunk_id: int
+    samples: int
+
+
+class Committed(TypedDict):
+    """A checkpoint and the ledger's word on what it has learned are durable."""
+
+    checkpoint_id: str
+    total_steps: int
+    epoch: int
+    samples: int
+    workers: list[str]
+    commit_s: float
+
+
+class Eval(TypedDict):
+    """A committed state was evaluated."""
+
+    total_steps: int
+    loss: float | None
+    """Mean over tokens."""
+    perplexity: float | None
+    num_tokens: int
+    eval_s: float
+
+
+class WorkerLost(TypedDict):
+    """A worker died or was fenced; what it had not committed went back."""
+
+    worker: str
+    session: int
+    pid: int
+    reason: str
+
+
+class RunStopped(TypedDict):
+    """The run has ended in order."""
+
+    reason: str
+    """steps, epoch, signal or file."""
+    total_steps: int
+    epoch: int
+
+
+EVENTS: dict[str, type] = {
+    "run_started": RunStarted,
+    "worker_started": WorkerStarted,
+    "step": Step,
+    "chunk": Chunk,
+    "commit": Committed,
+    "eval": Eval,
+    "worker_lost": WorkerLost,
+    "run_stopped": RunStopped,
+}
+"""Every kind of event and its fields."""
 
 
 class Hook(Protocol):

@@ -10,16 +10,24 @@ from safetensors.torch import load, save
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
-from penstock.feed import ChunkFeed, Tokenizer
+from penstock.feed import ChunkFeed, DistributedLoader, Tokenizer
 from penstock.ledger import Ledger, Session, open_ledger
 from penstock.storage import LocalStorage, Storage
 from penstock.train.checkpoints import Checkpoints
-from penstock.train.config import RunConfig, TrainingConfig
-from penstock.train.models import build_model
+from penstock.train.config import MODELS, RunConfig, TrainingConfig
+from penstock.train.evaluation import Evaluation
+from penstock.train.events import Events
+from penstock.train.models import Learner, build_model
+from penstock.train.optimizers import AdamSettings
+from penstock.train.schedule import Schedule
+from penstock.train.staging import Staging
 from penstock.train.trainer import State, Trainer
 
 TOKENIZER_KEY = "tokenizer.json"
+MODEL_KEY = "model_config.json"
+"""The config of a model of `transformers`, kept with the run: a resume asks no Hub and no folder for it."""
 REPLICAS_PREFIX = "replicas/"
+LOADER_FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "spans")
 
 
 class RunParts:
@@ -43,7 +51,9 @@ class RunParts:
 
     @cached_property
     def blocks(self) -> BlockManager:
-        return BlockManager(self.config.dataset_file, self.config.samples_per_block, self.config.dataset_chunk_size)
+        size = self.config.dataset_chunk_size
+        assert size != "auto"  # settled when the run began
+        return BlockManager(self.config.dataset_file, self.config.samples_per_block, size)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -71,19 +81,77 @@ class RunParts:
             sequence_length=self.config.max_seq_len,
         )
 
-    def trainer(self) -> Trainer:
-        """A fresh model from the run's seed, with its optimizer."""
+    def loader(self, rank: int, world: int) -> DistributedLoader:
+        """The strided plan's batches, as one rank gets them."""
+        return DistributedLoader(
+            self.blocks,
+            self.config.batch_size,
+            self.config.seed,
+            rank,
+            world,
+            tokenizer=self.tokenizer,
+            sequence_length=self.config.max_seq_len,
+            fields=LOADER_FIELDS,
+        )
+
+    def staging(self, device: torch.device) -> Staging:
+        return Staging(self.feed, device)
+
+    def trainer(self, device: torch.device | None = None, *, weights: State | None = None) -> Trainer:
+        """A fresh model from the run's seed, with its optimizer.
+
+        Args:
+            device: Where it computes; the CPU where not given.
+            weights: What a model of `transformers` begins with instead, by its own names.
+        """
+        config = self.config
+        model = self._model()
+        if weights is not None:
+            from penstock.train.models.huggingface import CausalLM
+
+            assert isinstance(model, CausalLM)
+            model.take(weights)
+        return Trainer(
+            model,
+            schedule=Schedule(
+                learning_rate=config.learning_rate,
+                kind=config.lr_schedule,
+                warmup_steps=config.warmup_steps,
+                total_steps=config.schedule_steps or 0,
+                min_ratio=config.min_lr_ratio,
+            ),
+            adam=AdamSettings(weight_decay=config.weight_decay, beta1=config.beta1, beta2=config.beta2),
+            accumulation=config.gradient_accumulation_steps,
+            max_grad_norm=config.max_grad_norm,
+            precision="bf16" if config.precision == "bf16" else "fp32",
+            on_nan=config.on_nan,
+            device=device,
+        )
+
+    @cached_property
+    def model_config(self) -> str:
+        """The config of a model of `transformers`; empty for a built-in one."""
+        return "" if self.config.model in MODELS else self.storage.get(MODEL_KEY).decode()
+
+    def _model(self) -> Learner:
         torch.manual_seed(self.config.seed)
-        model = build_model(
+        return build_model(
             self.config.model,
             vocab_size=self.run_config.vocab_size,
             total_samples=self.run_config.dataset["total_samples"],
+            config_json=self.model_config,
+            across_documents=self.config.attend_across_documents,
         )
-        return Trainer(
-            model,
-            learning_rate=self.config.learning_rate,
-            accumulation=self.config.gradient_accumulation_steps,
-            max_grad_norm=self.config.max_grad_norm,
+
+    def evaluation(self, events: Events, done_at: int) -> Evaluation | None:
+        """What evaluates this run's states; None where there is nothing to evaluate on."""
+        config = self.config
+        if not config.eval_file:
+            return None
+        blocks = BlockManager(config.eval_file, config.samples_per_block)
+        feed = ChunkFeed(blocks, self.tokenizer, batch_size=config.batch_size, sequence_length=config.max_seq_len)
+        return Evaluation(
+            feed, blocks, every=config.eval_every, batches=config.eval_batches, done_at=done_at, events=events
         )
 
     def submit(self, session: Session, state: State) -> str:

@@ -3,72 +3,189 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from penstock.errors import CheckpointError, TrainError
 from penstock.feed import Batch
+from penstock.train.device_batch import DeviceBatch, to_device
 from penstock.train.models import Learner
+from penstock.train.optimizers import AdamSettings
+from penstock.train.schedule import Schedule
 
 State = dict[str, Tensor]
-"""Everything a replica is, by name: ``model.*``, ``optimizer.*``, ``rng.*``."""
+"""Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``."""
+
+OnNan = Literal["stop", "skip"]
+
+_SKIPS_IN_A_ROW = 20
+"""So many batches that cannot be learned are no bad data: the model is broken."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     loss: float
     num_tokens: int
+    learning_rate: float
+    grad_norm: float
+    """Of all gradients together, before they are clipped; 0 for a model whose gradients are not looked at."""
+    skipped: bool = False
+    """Loss or gradients were not finite, and the weights are what they were."""
+
+
+class Together(Protocol):
+    """The ranks that share every batch."""
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all ranks."""
+        ...
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add up the gradients of all ranks, in place."""
+        ...
 
 
 class Trainer:
-    """Learns batches. Knows nothing of ledgers, files or other replicas."""
+    """Learns batches. Knows nothing of ledgers, files or other replicas.
 
-    def __init__(self, model: Learner, *, learning_rate: float, accumulation: int, max_grad_norm: float) -> None:
-        self.model = model
-        self.optimizer = model.optimizer(learning_rate)
+    Weights, gradients and optimizer state are fp32; with ``bf16`` the model computes under autocast.
+    """
+
+    def __init__(
+        self,
+        model: Learner,
+        *,
+        schedule: Schedule,
+        adam: AdamSettings | None = None,
+        accumulation: int = 1,
+        max_grad_norm: float = 1.0,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        on_nan: OnNan = "stop",
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or torch.device("cpu")
+        self.model = model.to(self.device)
+        self.optimizer = model.optimizer(adam or AdamSettings())
+        self._schedule = schedule
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
+        self._precision = precision
+        self._on_nan: OnNan = on_nan
+        self._skips_in_a_row = 0
 
-    def step(self, batch: Batch) -> StepResult:
-        """One optimizer step: the loss is normalised by the weight of the whole batch, however it is split."""
+    def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
+        """One optimizer step: the loss is normalised by the weight of the whole batch, however it is split.
+
+        Args:
+            batch: On the device already, or to be brought there; of several ranks, this one's share, perhaps without a
+                sequence.
+            number: Which step of the run this is, from 1: it says the learning rate.
+            together: The ranks that have the other shares.
+        """
+        fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
+        rate = self._set_learning_rate(number)
         self.optimizer.zero_grad(set_to_none=True)
-        weight = self.model.weight(batch)
-        total = 0.0
-        sequences = len(batch.input_ids)
-        rows = -(-sequences // self._accumulation)
-        for start in range(0, sequences, rows):
-            loss = self.model.loss_sum(batch, slice(start, start + rows)) / weight
+        weight, tokens = self.model.weight(fed) if len(fed) else 0.0, fed.num_tokens
+        if together is not None:
+            (weight,) = together.total([weight])
+        weight = max(1.0, weight)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        rows = max(1, -(-len(fed) // self._accumulation))
+        for start in range(0, len(fed), rows):
+            with self.computing():
+                loss = self.model.loss_sum(fed, slice(start, start + rows)) / weight
             loss.backward()
-            total += loss.item()
-        if not math.isfinite(total):
+            total += loss.detach()
+        if together is not None:
+            together.sum_gradients(self.model.parameters())
+        norm = self._clip()
+        found, grad_norm = torch.stack([total, norm.double()]).tolist()  # the step's one wait for the device
+        if together is not None:  # every rank has the same sums and the same gradients, and decides the same
+            found, tokens = together.total([found, tokens])
+        finite = math.isfinite(found) and math.isfinite(grad_norm)
+        if finite:
+            self.optimizer.step()
+            self._skips_in_a_row = 0
+        else:
+            self._refuse(fed, number, found, grad_norm)
+        return StepResult(
+            loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=grad_norm, skipped=not finite
+        )
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """While inside, the model computes in the run's precision."""
+        wanted = self._precision == "bf16" and not self.model.is_witness
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=wanted):
+            yield
+
+    def _set_learning_rate(self, number: int) -> float:
+        if self.model.is_witness:
+            return float(self.optimizer.param_groups[0]["lr"])
+        rate = self._schedule.at(number)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _clip(self) -> Tensor:
+        """Scale gradients down to the greatest norm allowed; returns what it was, not waiting for the device."""
+        if self.model.is_witness:
+            return torch.zeros((), device=self.device)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        if self._max_grad_norm:
+            clip_grads_with_norm_(parameters, self._max_grad_norm, norm)
+        return norm
+
+    def _refuse(self, batch: DeviceBatch, number: int, loss: float, grad_norm: float) -> None:
+        """Leave the weights alone; by policy that is all, or the end."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._skips_in_a_row += 1
+        ids = batch.source.spans[:, 0]
+        samples = f"samples {ids.min()} to {ids.max()}" if len(ids) else "samples of other ranks"
+        where = f"step {number}: the loss is {loss} and the gradients' norm {grad_norm} on {samples}"
+        if self._on_nan == "stop":
             raise TrainError(
-                f"the loss is {total} on samples {batch.spans[0, 0]} to {batch.spans[-1, 0]}: look at these samples, "
-                "or begin a new run with a lower learning_rate; the last commit is kept"
+                f"{where}: look at these samples (`penstock skip` leaves some out), lower learning_rate in a new run, "
+                "or go on without such batches (--on-nan skip); the last commit is kept"
             )
-        if self._max_grad_norm and self.model.clips_gradients:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
-        self.optimizer.step()
-        return StepResult(total, batch.num_tokens)
+        if self._skips_in_a_row >= _SKIPS_IN_A_ROW:
+            raise TrainError(
+                f"{where}, as on {_SKIPS_IN_A_ROW} batches in a row: this is the model, not the data; begin a new run "
+                "with a lower learning_rate; the last commit is kept"
+            )
 
     def state(self) -> State:
-        """A copy of everything, detached from what training goes on to change."""
-        tensors: State = {f"model.{name}": tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        """A copy of everything on the CPU, detached from what training goes on to change."""
+        tensors: State = {f"model.{name}": _copied(tensor) for name, tensor in self._weights().items()}
         for index, slots in self.optimizer.state_dict()["state"].items():
             for name, value in slots.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer.{index}.{name}"] = value.detach().clone()
+                    tensors[f"optimizer.{index}.{name}"] = _copied(value)
         tensors["rng.torch"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         return tensors
 
     def load_state(self, tensors: State) -> None:
         """Become the replica that `state` described; every tensor must fit."""
-        model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        try:
-            self.model.load_state_dict(model, strict=True)
-        except RuntimeError as error:
-            raise CheckpointError(f"the checkpoint does not fit the model: {error}") from error
+        given = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        own = self._weights()
+        wrong = sorted(given.keys() ^ own.keys()) or [name for name in own if own[name].shape != given[name].shape]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: {', '.join(wrong[:3])} {'and more ' * (len(wrong) > 3)}"
+                "missing, unknown or of another shape"
+            )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):
@@ -78,6 +195,23 @@ class Trainer:
         described["state"] = slots
         self.optimizer.load_state_dict(described)
         torch.set_rng_state(tensors["rng.torch"])
+        if self.device.type == "cuda" and "rng.cuda" in tensors:  # a run may come from a machine without
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+
+    def _weights(self) -> State:
+        """The network's own tensors by name; those that are one and the same (tied) by their first name alone."""
+        seen: set[tuple[int, torch.Size]] = set()
+        kept: State = {}
+        for name, tensor in self.model.network.state_dict().items():
+            place = tensor.data_ptr(), tensor.shape
+            if place not in seen or not tensor.numel():
+                kept[name] = tensor
+            seen.add(place)
+        return kept
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def merge(base: State, replicas: list[tuple[float, State]], how: str) -> State:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from penstock.feed import Batch
+from penstock.train.device_batch import DeviceBatch
 from penstock.train.models.base import Learner
+from penstock.train.optimizers import AdamSettings
 
 
 class CountingModel(Learner):
@@ -20,17 +21,17 @@ class CountingModel(Learner):
         super().__init__()
         self.counts = nn.Parameter(torch.zeros(total_samples))
 
-    def loss_sum(self, batch: Batch, rows: slice) -> Tensor:
+    def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
         if rows.start != 0:  # a batch's samples are counted with its first part
             return self.counts.sum() * 0.0
-        return -self.counts[torch.from_numpy(batch.sample_ids)].sum()
+        return -self.counts[torch.from_numpy(batch.source.sample_ids).to(self.counts.device)].sum()
 
-    def weight(self, batch: Batch) -> float:
-        return 1.0
+    def weight(self, batch: DeviceBatch) -> float:
+        return 0.0  # counts are not divided by anything
 
-    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+    def optimizer(self, settings: AdamSettings) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
     @property
-    def clips_gradients(self) -> bool:
-        return False
+    def is_witness(self) -> bool:
+        return True

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as nnf
 from torch import Tensor, nn
 
-from penstock.feed import IGNORED_LABEL, Batch
+from penstock.feed import IGNORED_LABEL
+from penstock.train.device_batch import DeviceBatch
 from penstock.train.models.base import Learner
 
 
@@ -25,6 +26,9 @@ class Shape:
         return self.dim // self.heads
 
 
+FEED_FACTOR = 3
+"""How much wider the feed-forward is than the stream."""
+
 SHAPES = {
     "tiny": Shape(dim=64, layers=2, heads=2),
     "small": Shape(dim=384, layers=6, heads=6),
@@ -34,9 +38,10 @@ SHAPES = {
 class Transformer(Learner):
     """Predicts the next token; attends backward and never into another document."""
 
-    def __init__(self, shape: Shape, *, vocab_size: int) -> None:
+    def __init__(self, shape: Shape, *, vocab_size: int, across_documents: bool = False) -> None:
         super().__init__()
         self.shape = shape
+        self._across_documents = across_documents
         self.embed = nn.Embedding(vocab_size, shape.dim)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim)
@@ -44,29 +49,30 @@ class Transformer(Learner):
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
         """Logits ``(sequences, length, vocabulary)``."""
-        same_document = document_ids[:, :, None] == document_ids[:, None, :]
-        mask = same_document.tril()[:, None]
+        mask = None
+        if self._across_documents:  # then positions are those in the sequence
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        else:
+            mask = (document_ids[:, :, None] == document_ids[:, None, :]).tril()[:, None]
         rotation = rotary(position_ids, self.shape.head_dim)
         hidden = self.embed(input_ids)
         for layer in self.layers:
             hidden = layer(hidden, mask, rotation)
         return self.norm(hidden) @ self.embed.weight.T
 
-    def loss_sum(self, batch: Batch, rows: slice) -> Tensor:
-        ids, positions, documents, labels = (
-            torch.from_numpy(array[rows])
-            for array in (batch.input_ids, batch.position_ids, batch.document_ids, batch.labels)
-        )
-        logits = self(ids, positions, documents)
-        return nnf.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-        )
+    def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
+        logits = self(batch.input_ids[rows], batch.position_ids[rows], batch.document_ids[rows])
+        return summed_cross_entropy(logits, batch.labels[rows])
 
-    def weight(self, batch: Batch) -> float:
-        return float(max(1, batch.num_tokens))
 
-    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.01)
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Over all places that have a label, each in fp32, whatever the logits are in.
+
+    Summed in float64: the sum of any split of a batch is the same to 1e-8.
+    """
+    flat = logits.flatten(0, 1).float()
+    losses = nnf.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED_LABEL, reduction="none")
+    return losses.double().sum()
 
 
 class Layer(nn.Module):
@@ -79,14 +85,16 @@ class Layer(nn.Module):
         self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
         self.out = nn.Linear(shape.dim, shape.dim, bias=False)
         self.feed_norm = nn.RMSNorm(shape.dim)
-        self.gate = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
-        self.up = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
-        self.down = nn.Linear(3 * shape.dim, shape.dim, bias=False)
+        self.gate = nn.Linear(shape.dim, FEED_FACTOR * shape.dim, bias=False)
+        self.up = nn.Linear(shape.dim, FEED_FACTOR * shape.dim, bias=False)
+        self.down = nn.Linear(FEED_FACTOR * shape.dim, shape.dim, bias=False)
 
-    def forward(self, hidden: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
         query, key, value = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-        query, key = (rotate(part, rotation).transpose(1, 2) for part in (query, key))
-        mixed = nnf.scaled_dot_product_attention(query, key, value.transpose(1, 2), attn_mask=mask)
+        query, key = (rotate(part, rotation).to(value.dtype).transpose(1, 2) for part in (query, key))
+        mixed = nnf.scaled_dot_product_attention(
+            query, key, value.transpose(1, 2), attn_mask=mask, is_causal=mask is None
+        )
         hidden = hidden + self.out(mixed.transpose(1, 2).flatten(2))
         normed = self.feed_norm(hidden)
         return hidden + self.down(nnf.silu(self.gate(normed)) * self.up(normed))
@@ -94,7 +102,7 @@ class Layer(nn.Module):
 
 def rotary(position_ids: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of each position's angles, ``(sequences, length, 1, head_dim / 2)``."""
-    frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2, device=position_ids.device) / head_dim)
     angles = position_ids[:, :, None, None] * frequencies
     return angles.cos(), angles.sin()
 

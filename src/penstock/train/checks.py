@@ -1,0 +1,121 @@
+"""Settings that cannot work, refused by name before anything is begun."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.train.config import TrainingConfig
+
+_LARGEST = 2**31 - 1
+
+_AT_LEAST = {
+    "batch_size": 1,
+    "commit_every_chunks": 1,
+    "dataset_chunk_size": 1,
+    "eval_batches": 1,
+    "eval_every": 0,
+    "gradient_accumulation_steps": 1,
+    "halt_max_steps": 1,
+    "keep_checkpoints": 1,
+    "max_seq_len": 2,
+    "respawn": 0,
+    "samples_per_block": 1,
+    "schedule_steps": 1,
+    "vocab_size": 1,
+    "warmup_steps": 0,
+    "workers": 1,
+}
+
+_CHOICES = {
+    "lr_schedule": ("constant", "cosine", "linear"),
+    "merge": ("mean", "sum"),
+    "plan": ("", "claims", "strided"),
+    "on_nan": ("stop", "skip"),
+    "precision": ("auto", "fp32", "bf16"),
+}
+
+
+def check(config: TrainingConfig) -> None:
+    """Refuse what cannot work, naming the setting."""
+    _check_numbers(config)
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} is unknown: expected one of {', '.join(filter(None, choices))}"
+            )
+    if config.steps is not None and config.steps < 1:
+        raise ConfigError(f"steps={config.steps} trains nothing: expected 1 or more, or none for the whole epoch")
+    if not config.dataset_file:
+        raise ConfigError("dataset_file is empty: name a data set (--dataset-file), or a run to resume (--run)")
+    if not config.model:
+        raise ConfigError("model is empty: expected tiny, small, a folder, a config.json or a model of the Hub")
+    _check_schedule(config)
+    _check_devices(config)
+    if config.eval_every and not config.eval_file:
+        raise ConfigError(f"eval_every={config.eval_every} needs something to evaluate on (--eval-file)")
+    if config.eval_file and config.model == "counting":
+        raise ConfigError("eval_file means nothing to the counting model, which predicts nothing: leave it away")
+
+
+def _check_numbers(config: TrainingConfig) -> None:
+    for name, least in _AT_LEAST.items():
+        value = getattr(config, name)
+        if value is None or (name == "dataset_chunk_size" and value == "auto"):
+            continue
+        if not isinstance(value, int) or not least <= value <= _LARGEST:
+            auto = ", or auto" if name == "dataset_chunk_size" else ""
+            raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}{auto}")
+    if not 0 <= config.seed < 2**63:
+        raise ConfigError(f"seed={config.seed} cannot work: expected 0 to 2**63 - 1")
+    for name in ("learning_rate", "outer_learning_rate", "session_timeout_s", "stall_timeout_s", "rank_timeout_s"):
+        if not (getattr(config, name) > 0 and math.isfinite(getattr(config, name))):
+            raise ConfigError(f"{name}={getattr(config, name)} cannot work: expected a number above 0")
+    for name in ("max_grad_norm", "weight_decay"):
+        if not (getattr(config, name) >= 0 and math.isfinite(getattr(config, name))):
+            raise ConfigError(f"{name}={getattr(config, name)} cannot work: expected 0 or more")
+    for name in ("beta1", "beta2", "outer_momentum"):
+        if not 0 <= getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)} cannot work: expected 0 to less than 1")
+    if not 0 <= config.min_lr_ratio <= 1:
+        raise ConfigError(f"min_lr_ratio={config.min_lr_ratio} cannot work: expected 0 to 1")
+    if not config.commit_every_s > 0:
+        raise ConfigError(f"commit_every_s={config.commit_every_s} cannot work: expected seconds above 0")
+
+
+def _check_schedule(config: TrainingConfig) -> None:
+    total = config.schedule_steps or config.steps
+    if config.lr_schedule != "constant" and total is None:
+        raise ConfigError(
+            f"lr_schedule={config.lr_schedule!r} needs to know where it ends: give --steps or --schedule-steps"
+        )
+    if config.lr_schedule != "constant" and config.schedule_steps and config.warmup_steps > config.schedule_steps:
+        raise ConfigError(
+            f"warmup_steps={config.warmup_steps} goes beyond schedule_steps={config.schedule_steps}: lower one of them"
+        )
+
+
+def _check_devices(config: TrainingConfig) -> None:
+    if not re.fullmatch(r"(\d+(,\d+)*)?", config.cuda_ids):
+        raise ConfigError(f"cuda_ids={config.cuda_ids!r} is no list of devices: expected numbers, as in 0,1")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        raise ConfigError(f"device={config.device!r} is unknown: expected auto, cpu, cuda or cuda:0")
+    if config.parallel_independent and config.ddp:
+        raise ConfigError("parallel_independent and ddp exclude each other: choose one")
+    if config.parallel_independent and config.plan == "strided":
+        raise ConfigError("plan='strided' deals every batch to all ranks: it needs --ddp, or one worker")
+    several = config.parallel_independent or config.ddp
+    if len(config.cuda_indices) > 1 and not several:
+        raise ConfigError(
+            f"cuda_ids={config.cuda_ids!r} names several devices: use them with --parallel-independent or --ddp"
+        )
+    if config.cuda_ids and config.device == "cpu":
+        raise ConfigError(f"cuda_ids={config.cuda_ids!r} and device='cpu' exclude each other: leave one away")
+    if config.cuda_ids and config.workers not in (1, len(config.cuda_indices)):
+        raise ConfigError(f"workers={config.workers} and cuda_ids={config.cuda_ids!r} disagree: leave workers away")
+    if config.workers > 1 and not several:
+        raise ConfigError(f"workers={config.workers} needs --parallel-independent or --ddp")

@@ -1,0 +1,117 @@
+"""A run's model as a folder that `transformers` reads: config.json, model.safetensors, tokenizer.json.
+
+A built-in transformer is a Llama by another spelling: same norms, same rotation, same gates. Its weights are renamed
+and its joint projection is split; the logits are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from penstock.errors import CheckpointError, ConfigError
+from penstock.ledger import Commit
+from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.train.config import MODELS, RunConfig
+from penstock.train.models.transformer import FEED_FACTOR, SHAPES, Shape
+from penstock.train.parts import MODEL_KEY, TOKENIZER_KEY, RunParts, embedded_ledger
+
+
+def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
+    """Write the model of a run's commit to a folder; returns which commit that was.
+
+    Args:
+        run_dir: The run. One that is being trained is not disturbed.
+        dest: The folder; files of these names in it are replaced.
+        checkpoint_id: Which commit; the last one where not given.
+    """
+    storage = open_storage(run_dir)
+    before = RunConfig.load(storage)
+    if before is None:
+        raise ConfigError(f"{run_dir} holds no run: it has no config.toml; name the folder of a run")
+    if before.training.model == "counting":
+        raise ConfigError("the counting model predicts nothing: there is no such model in transformers")
+    parts = RunParts(storage, before.training.ledger or embedded_ledger(storage))
+    commit = _commit(parts, checkpoint_id)
+    state = parts.checkpoints.read(commit.checkpoint_id, commit.digest)
+    weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
+    if before.training.model in MODELS:
+        shape = SHAPES[before.training.model]
+        config = _as_llama(shape, before)
+        weights = _renamed(weights, shape)
+    else:
+        config = json.loads(storage.get(MODEL_KEY))
+        config["vocab_size"] = max(config["vocab_size"], before.vocab_size)
+    _write(open_storage(dest), config, weights, storage.get(TOKENIZER_KEY), parts.tokenizer.end_of_text)
+    return commit.checkpoint_id
+
+
+def _commit(parts: RunParts, checkpoint_id: str) -> Commit:
+    commits = parts.ledger.commits()
+    if not commits:
+        raise CheckpointError(f"{parts.storage.url} has no commit yet: there is nothing to export")
+    if not checkpoint_id:
+        return commits[-1]
+    kept = set(parts.checkpoints.ids())
+    wanted = checkpoint_id.zfill(8)
+    for commit in commits:
+        if commit.checkpoint_id == wanted and wanted in kept:
+            return commit
+    there = ", ".join(commit.checkpoint_id for commit in commits if commit.checkpoint_id in kept)
+    raise CheckpointError(f"{parts.storage.url} has no checkpoint {checkpoint_id}: expected one of {there}")
+
+
+def _write(
+    dest: Storage, config: dict[str, Any], weights: dict[str, Tensor], tokenizer: bytes, end_of_text: str
+) -> None:
+    if not isinstance(dest, LocalStorage):
+        raise ConfigError(f"{dest.url} is not local: expected a folder")
+    dest.put("model.safetensors", save(weights, metadata={"format": "pt"}))
+    dest.put(TOKENIZER_KEY, tokenizer)
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text}
+    dest.put("tokenizer_config.json", json.dumps(told, indent=2).encode())
+    dest.put("config.json", json.dumps(config, indent=2).encode())  # last: with it the folder is whole
+
+
+def _as_llama(shape: Shape, run: RunConfig) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": run.vocab_size,
+        "hidden_size": shape.dim,
+        "intermediate_size": FEED_FACTOR * shape.dim,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": torch.finfo(torch.float32).eps,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": max(2048, run.training.max_seq_len),
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "dtype": "float32",
+    }
+
+
+def _renamed(weights: dict[str, Tensor], shape: Shape) -> dict[str, Tensor]:
+    renamed = {"model.embed_tokens.weight": weights["embed.weight"], "model.norm.weight": weights["norm.weight"]}
+    for index in range(shape.layers):
+        ours, theirs = f"layers.{index}.", f"model.layers.{index}."
+        projections = weights[f"{ours}qkv.weight"].chunk(3)
+        for name, part in zip("qkv", projections, strict=True):
+            renamed[f"{theirs}self_attn.{name}_proj.weight"] = part.contiguous()
+        for here, there in (
+            ("out", "self_attn.o_proj"),
+            ("gate", "mlp.gate_proj"),
+            ("up", "mlp.up_proj"),
+            ("down", "mlp.down_proj"),
+            ("attention_norm", "input_layernorm"),
+            ("feed_norm", "post_attention_layernorm"),
+        ):
+            renamed[f"{theirs}{there}.weight"] = weights[f"{ours}{here}.weight"]
+    return renamed

@@ -1,0 +1,257 @@
+"""The ranks of a job: one process group, and the few things its ranks do together.
+
+Every collective ends: with a result, or within the time-out with `RankLost`. A rank that dies breaks its connections,
+which the others notice at once on the CPU; one that is stopped, or dead on a GPU, is noticed by the time-out or by
+whoever started the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from penstock.errors import ConfigError, PenstockError, RankLost, TrainError
+from penstock.train.trainer import State
+
+_BUCKET_ELEMENTS = 8 << 20
+"""Gradients are summed so many numbers at a time: large enough for the network, small beside the model."""
+_SIGN_OF_LIFE_S = 1.0
+
+
+class Ranks:
+    """This process among the ranks of a job. Alone, every operation is the identity and needs no process group."""
+
+    def __init__(self, rank: int = 0, world: int = 1, *, timeout_s: float = 600.0, store: Any = None) -> None:
+        self.rank = rank
+        self.world = world
+        self._timeout_s = timeout_s
+        self._store = store
+        self._preparing = self._ready = ""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def local_world(self) -> int:
+        """How many ranks share this machine, as far as their launcher says."""
+        return min(self.world, int(os.environ.get("LOCAL_WORLD_SIZE", self.world)))
+
+    # -- what one knows ------------------------------------------------------------------------------------------------
+
+    def from_first(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Rank 0 acts, and everybody gets what came of it; its failure too, as an error on every rank."""
+        if not self.is_first:
+            return self._told(self._broadcast_bytes(None))
+        try:
+            result = act()
+        except BaseException as error:
+            if self.world > 1 and not isinstance(error, RankLost):
+                with suppress(RankLost):  # nobody is left to be told
+                    self._broadcast_bytes(orjson.dumps({"failed": _in_words(error)}))
+            raise
+        if self.world > 1:
+            self._broadcast_bytes(orjson.dumps({"result": result}))
+        return result
+
+    def state_from_first(self, state: State | None) -> State:
+        """The state that rank 0 has, the same bits on every rank."""
+        if self.world == 1:
+            assert state is not None
+            return state
+        data = self._broadcast_bytes(save(state) if state is not None else None)
+        return state if state is not None else load(data)
+
+    def prepare_first(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """As `from_first`, for what may take far longer than a time-out: the others wait while rank 0 lives."""
+        if self.world == 1:
+            return act()
+        # A launcher that starts ranks again keeps its store: an answer of before must not be taken for this one.
+        meeting = self.from_first(lambda: {"meeting": uuid4().hex})["meeting"]
+        self._preparing, self._ready = f"penstock/{meeting}/preparing", f"penstock/{meeting}/ready"
+        if not self.is_first:
+            return self._told(self._await_ready())
+        done = threading.Event()
+        threading.Thread(target=self._show_life, args=(done,), name="preparing", daemon=True).start()
+        try:
+            result = act()
+            self._store.set(self._ready, orjson.dumps({"result": result}))
+        except BaseException as error:
+            self._store.set(self._ready, orjson.dumps({"failed": _in_words(error)}))
+            raise
+        finally:
+            done.set()
+        return result
+
+    def _show_life(self, done: threading.Event) -> None:
+        while not done.wait(_SIGN_OF_LIFE_S):
+            self._store.add(self._preparing, 1)
+
+    def _await_ready(self) -> bytes:
+        beats, heard_at = 0, time.monotonic()
+        while not self._is_set(self._ready):
+            now = self._ask(lambda: self._store.add(self._preparing, 0))
+            if now != beats:
+                beats, heard_at = now, time.monotonic()
+            if time.monotonic() - heard_at > self._timeout_s:
+                raise self._lost(f"rank 0 gave no sign of life for {self._timeout_s:.0f} s while it prepared the run")
+        return self._ask(lambda: self._store.get(self._ready))
+
+    def _is_set(self, key: str) -> bool:
+        found = self._ask(lambda: self._store.check([key]))
+        if not found:
+            time.sleep(0.05)
+        return found
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except RuntimeError as error:
+            raise self._lost(f"the ranks' store does not answer ({_first_line(error)})") from error
+
+    @staticmethod
+    def _told(data: bytes) -> dict[str, Any]:
+        answer = orjson.loads(data)
+        if "failed" in answer:
+            raise RankLost(f"rank 0 has failed: {answer['failed']}")
+        return answer["result"]
+
+    def _broadcast_bytes(self, data: bytes | None) -> bytes:
+        length = torch.tensor([len(data) if data is not None else 0])
+        self._collective(lambda: dist.broadcast(length, src=0))
+        if data is not None:
+            payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        else:
+            payload = torch.empty(int(length), dtype=torch.uint8)
+        self._collective(lambda: dist.broadcast(payload, src=0))
+        return data if data is not None else payload.numpy().tobytes()
+
+    # -- what all know together ----------------------------------------------------------------------------------------
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all ranks, in float64."""
+        if self.world == 1:
+            return list(numbers)
+        sums = torch.tensor(list(numbers), dtype=torch.float64)
+        self._collective(lambda: dist.all_reduce(sums))
+        return sums.tolist()
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Add up the gradients of all ranks, in place and in a fixed order: the same bits on every rank.
+
+        A parameter without a gradient here counts as 0; one without a gradient anywhere is left without.
+        """
+        if self.world == 1:
+            return
+        for bucket in _buckets(parameters):
+            self._sum_bucket(bucket)
+
+    def _sum_bucket(self, bucket: list[Tensor]) -> None:
+        sizes = [parameter.numel() for parameter in bucket]
+        flat = bucket[0].new_zeros(sum(sizes) + len(bucket))  # behind the gradients, who has one
+        parts = flat.split([*sizes, len(bucket)])
+        for place, parameter in enumerate(bucket):
+            if parameter.grad is not None:
+                parts[place].copy_(parameter.grad.reshape(-1))
+                parts[-1][place] = 1
+        self._collective(lambda: dist.all_reduce(flat))
+        for parameter, part, found in zip(bucket, parts[:-1], parts[-1].tolist(), strict=True):
+            if found:
+                parameter.grad = part.reshape(parameter.shape)
+
+    def require_equal(self, parameters: Iterable[Tensor]) -> None:
+        """Refuse to go on where ranks have different weights: nothing they commit would be worth it."""
+        if self.world == 1:
+            return
+        sums = [float(parameter.detach().double().sum()) for parameter in parameters]
+        mine = torch.tensor(sums, dtype=torch.float64).view(torch.int64)
+        first = mine.clone()
+        self._collective(lambda: dist.broadcast(first, src=0))
+        differing = self.total([float(not torch.equal(mine, first))])[0]
+        if differing:
+            raise TrainError(
+                f"{differing:.0f} of {self.world} ranks have other weights than rank 0: expected the same bits on all; "
+                "nothing of this was committed. Run the same command again to go on from the last commit, and look for "
+                "unequal machines or libraries if it happens again"
+            )
+
+    # -- how it fails --------------------------------------------------------------------------------------------------
+
+    def _collective(self, operation: Callable[[], Any]) -> None:
+        try:
+            operation()
+        except RuntimeError as error:
+            raise self._lost(_first_line(error)) from error
+
+    def _lost(self, why: str) -> RankLost:
+        return RankLost(
+            f"rank {self.rank} of {self.world} has lost the others: one has ended, or was silent for "
+            f"{self._timeout_s:.0f} s ({why}): see what the others say, then run the same command again to go on from "
+            "the last commit"
+        )
+
+
+@contextmanager
+def joined_ranks(device: torch.device, *, timeout_s: float) -> Iterator[Ranks]:
+    """Meet the other ranks where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, as torchrun sets them."""
+    timeout = timedelta(seconds=timeout_s)
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} not set: start ranks with torchrun, or leave that to --ddp --workers N"
+        )
+    on_cuda = device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+    try:
+        store, rank, world = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RankLost(
+            f"RANK={os.environ['RANK']} of WORLD_SIZE={os.environ['WORLD_SIZE']} could not meet the others within "
+            f"{timeout_s:.0f} s ({_first_line(error)}): see what they say, then run the same command again"
+        ) from error
+    try:
+        yield Ranks(rank, world, timeout_s=timeout_s, store=store)
+    finally:
+        dist.destroy_process_group()
+
+
+def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters that fit one sum, in their order, of one kind each."""
+    bucket: list[Tensor] = []
+    held = 0
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
+        if bucket and (not alike or held + parameter.numel() > _BUCKET_ELEMENTS):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(parameter)
+        held += parameter.numel()
+    if bucket:
+        yield bucket
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
