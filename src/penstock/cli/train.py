@@ -106,7 +106,7 @@ def export(
 
 
 REASONS = {
-    "steps": "the steps asked for are done",
+    "steps": "the steps asked for are done (more with --steps)",
     "epoch": "the epoch is complete",
     "signal": "asked to stop; committed first",
 }
