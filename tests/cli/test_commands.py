@@ -178,8 +178,8 @@ def test_train_runs_resumes_and_says_why_it_stopped(tmp_path: Path) -> None:
     common += ["--max-seq-len", 16, "--vocab-size", 300, "--model", "counting", "--merge", "sum"]
     arguments = [str(argument) for argument in common]
     first = penstock("train", *arguments, "--steps", "9")
-    assert "the steps asked for are done; 9 steps in all" in first.stdout
-    second = json.loads(penstock("train", *arguments, "--json").stdout)
+    assert "the steps asked for are done (more with --steps); 9 steps in all" in first.stdout
+    second = json.loads(penstock("train", *arguments, "--set", "steps=none", "--json").stdout)
     assert second["reason"] == "epoch"
     assert_learned_exactly(tmp_path / "run")
 

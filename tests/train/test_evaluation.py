@@ -79,7 +79,10 @@ def test_the_loss_is_the_mean_over_tokens(store: Path, tmp_path: Path, eval_stor
     # Whole documents, where the run cuts them into sequences: alike, and with as many tokens.
     assert recorder.of("eval")[0]["num_tokens"] == sum(len(part) for part in losses)
     assert recorder.of("eval")[0]["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=0.02)
-    assert evaluation.evaluate(trainer).loss == pytest.approx(recorder.of("eval")[0]["loss"], abs=1e-5)
+    found = evaluation.evaluate(trainer)
+    assert found is not None
+    assert found.loss == pytest.approx(recorder.of("eval")[0]["loss"], abs=1e-5)
+    assert evaluation.evaluate(trainer, lambda: True) is None
 
 
 def test_a_few_batches_can_be_enough(store: Path, tmp_path: Path, eval_store: Path) -> None:

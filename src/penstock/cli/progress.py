@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn
 from rich.text import Text
 
 from penstock.cli.output import console
@@ -125,7 +125,7 @@ class TrainingProgress:
         self._screen = console(stderr=True)
         self._quiet = quiet
         self._draws = self._screen.is_terminal and not quiet
-        self._bar = Progress(BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False))
+        self._bar = Progress(BarColumn(), TaskProgressColumn())
         self._task = self._bar.add_task("starting", total=None)
         self._live = Live(console=self._screen, transient=True, refresh_per_second=4)
         self._gone = False
@@ -179,13 +179,9 @@ class TrainingProgress:
             first, last = event["samples"][0][0], event["samples"][-1][1] - 1
             self._say(f"step {event['step']} skipped: its loss is not a number; samples {first} to {last}", style="red")
         if self._draws:
-            self._bar.update(
-                self._task,
-                total=self._tally.total_samples,
-                completed=self._tally.learned,
-                description=self._tally.told(now),
-            )
-            self._live.update(Group(self._bar, Text(self._tally.told_chunks(), style="dim")))
+            self._bar.update(self._task, total=self._tally.total_samples, completed=self._tally.learned)
+            lines = Text(self._tally.told(now)), Text(self._tally.told_chunks(), style="dim")
+            self._live.update(Group(self._bar, *lines))
         elif now - self._said_at > _LINE_EVERY_S:
             self._said_at = now
             self._say(f"{self._tally.told(now)}; {self._tally.told_chunks()}")

@@ -127,7 +127,7 @@ def export(
 
 
 REASONS = {
-    "steps": "the steps asked for are done",
+    "steps": "the steps asked for are done (more with --steps)",
     "epoch": "the epoch is complete",
     "signal": "asked to stop; committed first",
     "file": "asked to stop by penstock stop; committed first",

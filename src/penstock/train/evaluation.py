@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -11,6 +12,7 @@ import torch
 
 from penstock.blocks import BlockManager
 from penstock.feed import ChunkFeed
+from penstock.train.device_batch import DeviceBatch
 from penstock.train.events import Events
 from penstock.train.staging import Staging
 from penstock.train.trainer import Trainer
@@ -54,17 +56,19 @@ class Evaluation:
         self._done_at = done_at
         self._events = events
 
-    def after_commit(self, trainer: Trainer, total_steps: int) -> None:
+    def after_commit(self, trainer: Trainer, total_steps: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Evaluate where this commit is the first behind another `every` steps."""
         if self._every and total_steps // self._every > self._done_at // self._every:
-            self.at_end(trainer, total_steps)
+            self.at_end(trainer, total_steps, stop)
 
-    def at_end(self, trainer: Trainer, total_steps: int) -> None:
-        """Evaluate, unless this very state was evaluated already."""
+    def at_end(self, trainer: Trainer, total_steps: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Evaluate, unless this very state was evaluated already; given up once `stop` says so."""
         if total_steps <= self._done_at:
             return
         self._done_at = total_steps
-        found = self.evaluate(trainer)
+        found = self.evaluate(trainer, stop)
+        if found is None:
+            return
         self._events.emit(
             "eval",
             total_steps=total_steps,
@@ -75,8 +79,8 @@ class Evaluation:
         )
 
     @torch.no_grad()
-    def evaluate(self, trainer: Trainer) -> Evaluated:
-        """The mean loss over the data; neither weights nor random numbers are touched."""
+    def evaluate(self, trainer: Trainer, stop: Callable[[], bool] = lambda: False) -> Evaluated | None:
+        """The mean loss over the data; neither weights nor random numbers are touched. None where it was given up."""
         began = time.perf_counter()
         total = torch.zeros((), dtype=torch.float64, device=trainer.device)
         num_tokens = 0
@@ -84,6 +88,8 @@ class Evaluation:
         trainer.model.eval()
         try:
             for batch in islice(self._all(staging), self._batches):
+                if stop():
+                    return None
                 with trainer.computing():
                     total += trainer.model.loss_sum(batch, slice(0, len(batch)))
                 num_tokens += batch.num_tokens
@@ -94,7 +100,7 @@ class Evaluation:
             loss=total.item() / max(1, num_tokens), num_tokens=num_tokens, seconds=time.perf_counter() - began
         )
 
-    def _all(self, staging: Staging):
+    def _all(self, staging: Staging) -> Iterator[DeviceBatch]:
         for block_id in range(len(self._blocks.manifest.blocks)):
             count = self._blocks.get_block(block_id).chunk_count(self._blocks.dataset_chunk_size)
             for chunk_id in range(count):

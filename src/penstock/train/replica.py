@@ -117,7 +117,7 @@ class Replica:
         """Evaluate the state everybody goes on from, where that is due and this replica's to do."""
         last = self._ledger.last_commit() if self._evaluation is not None else None
         if last is not None and self._evaluation is not None:
-            self._evaluation.after_commit(self._trainer, last.total_steps)
+            self._evaluation.after_commit(self._trainer, last.total_steps, self._boundary.stop_requested)
 
     def _learn(self, session: Session, lease: Lease) -> Lease | None:
         """Learn a chunk from where its lease starts. Returns what is left of it where a boundary comes in between."""

@@ -272,7 +272,7 @@ class _Run:
         ).run()
         assert boundary.reason is not None
         if evaluation is not None and boundary.reason not in ("signal", "file"):
-            evaluation.at_end(trainer, self._parts.ledger.status().total_steps)
+            evaluation.at_end(trainer, self._parts.ledger.status().total_steps, self._stop.requested)
         return boundary.reason
 
     def _evaluate_end(self, reason: StopReason) -> None:
@@ -283,7 +283,7 @@ class _Run:
             return
         trainer = self._parts.trainer(self._devices[0])
         trainer.load_state(self._parts.checkpoints.read(last.checkpoint_id, last.digest))
-        evaluation.at_end(trainer, last.total_steps)
+        evaluation.at_end(trainer, last.total_steps, self._stop.requested)
 
     def _tell_start(self) -> None:
         config, blocks = self._parts.config, self._parts.blocks

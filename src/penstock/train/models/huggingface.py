@@ -87,13 +87,12 @@ def config_of(config_json: str) -> Any:
 
 def largest_position(config_json: str) -> int | None:
     """How many tokens a sequence may have, where the model says so."""
-    told = json.loads(config_json)
-    return told.get("max_position_embeddings") or told.get("n_positions") or None
+    return getattr(config_of(config_json).get_text_config(), "max_position_embeddings", None)
 
 
 def vocabulary(config_json: str) -> int:
     """How many tokens a model has embeddings for."""
-    return int(json.loads(config_json)["vocab_size"])
+    return int(config_of(config_json).get_text_config().vocab_size)
 
 
 class CausalLM(Learner):
@@ -111,7 +110,7 @@ class CausalLM(Learner):
         config = config_of(config_json)
         self.lm: nn.Module = _transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         resize: Callable[..., object] = self.lm.resize_token_embeddings  # pyright: ignore[reportAssignmentType]
-        if vocab_size > config.vocab_size:
+        if vocab_size > config.get_text_config().vocab_size:
             resize(vocab_size)
         self.lm.train()
         accepted = inspect.signature(self.lm.forward).parameters
