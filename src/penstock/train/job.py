@@ -65,9 +65,9 @@ class Keeper:
             self._stop.wait(_IDLE_S)  # more blocks are on their way
         reason = self.committer.stop_reason(stop_requested=stop)
         if self._evaluation is not None and made is not None and reason is None:
-            self._evaluation.after_commit(trainer, made[0].total_steps)
+            self._evaluation.after_commit(trainer, made[0].total_steps, self._stop.requested)
         elif self._evaluation is not None and reason in ("steps", "epoch"):
-            self._evaluation.at_end(trainer, self.committer.ledger.status().total_steps)
+            self._evaluation.at_end(trainer, self.committer.ledger.status().total_steps, self._stop.requested)
         return {"reason": reason, **course.changes()}
 
     def tell_step(

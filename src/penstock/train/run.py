@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -13,7 +14,7 @@ import torch
 
 from penstock.blocks import BlockManager, Manifest, prepare_blocks
 from penstock.blocks.manifest import MANIFEST_KEY
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StorageBusy
 from penstock.feed.world import launched_world
 from penstock.ledger import Commit
 from penstock.storage import LocalStorage, open_storage
@@ -34,6 +35,7 @@ from penstock.train.stopping import STOP_FILE, SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
 from penstock.train.trainer import State
 
+_LOCK_PATIENCE_S = 3.0
 _SIGNAL_GRACE_S = 2.0
 """A launcher passes on the Ctrl-C that its ranks had from the terminal: within this time it is the same wish."""
 
@@ -113,7 +115,7 @@ def _open_run(config: TrainingConfig, devices: list[torch.device], stop: StopReq
     if storage.exists(MANIFEST_KEY):
         raise ConfigError(f"the run folder {storage.url} is a data set: name another folder with --run")
     _check_writable(storage)
-    held.enter_context(storage.exclusive("run", purpose="training"))
+    _lock(storage, held)
     storage.discard_unfinished()
     stop.watch(storage.root / STOP_FILE)
     before = RunConfig.load(storage)
@@ -121,6 +123,19 @@ def _open_run(config: TrainingConfig, devices: list[torch.device], stop: StopReq
     ledger = named or embedded_ledger(storage)
     settle_config(replace(config, ledger=named), manifest, storage, ledger, devices)
     return RunParts(storage, ledger)
+
+
+def _lock(storage: LocalStorage, held: ExitStack) -> None:
+    """Lock the run's folder. Ranks and workers of a training that was just killed may live for a moment yet."""
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            held.enter_context(storage.exclusive("run", purpose="training"))
+            return
+        except StorageBusy:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _check_writable(storage: LocalStorage) -> None:
