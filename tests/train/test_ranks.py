@@ -60,7 +60,8 @@ def test_epochs_have_orders_of_their_own_and_each_is_proven(store: Path, tmp_pat
     assert_learned_exactly(tmp_path, times=2)
     planned = batches_planned(tmp_path, epochs=2)
     assert planned[:per_epoch] != planned[per_epoch:]
-    assert run_training(job(store, tmp_path, ddp=False)).reason == "epoch"
+    again = run_training(job(store, tmp_path, ddp=False))
+    assert (again.reason, again.total_steps) == ("epoch", 2 * per_epoch), "a limit at the epoch's end ends it"
 
 
 def test_stop_after_epoch_ends_ranks_though_iterate_would_go_on(store: Path, tmp_path: Path) -> None:

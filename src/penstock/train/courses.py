@@ -6,7 +6,7 @@ claims    chunks: rank 0 leases one, every rank packs it and takes its share; a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ class Place:
 class Course(Protocol):
     """The batches of a job. All ranks call the same methods in the same order, but for those of rank 0 alone."""
 
-    def shares(self) -> Iterator[Batch]:
+    def shares(self) -> Generator[Batch, None, None]:
         """This rank's shares of the batches from here to where a commit is due."""
         ...
 
@@ -99,9 +99,10 @@ class StridedCourse:
         self._done = self._handed = loader.position
         self._steps = self._samples = 0
 
-    def shares(self) -> Iterator[Batch]:
+    def shares(self) -> Generator[Batch, None, None]:
         self._epoch = self._loader.epoch
-        for made in self._loader:
+        batches = iter(self._loader)
+        for made in batches:
             self._handed = self._loader.position
             yield batch_of(made)
         self._done = self._loader.position  # the beginning of the next epoch
@@ -181,7 +182,7 @@ class ClaimsCourse:
         self._progress = Progress(samples=0, offset=0, steps=0)
         self._handed: tuple[PackedWindow, int, int] | None = None
 
-    def shares(self) -> Iterator[Batch]:
+    def shares(self) -> Generator[Batch, None, None]:
         while self._lease is not None or self._claim():
             lease = self._lease
             assert lease is not None

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -149,24 +150,34 @@ class Job:
         told = self._ranks.from_first(self._course.changes)
         self._course.committed(told)
         while True:
-            steps, self._waits_since = self._total_steps, time.perf_counter()
-            for share in self._course.shares():
-                self._waited_s = time.perf_counter() - self._waits_since
-                stop, due, samples = self._agree(share)
-                # A commit that is merely due waits for a step, or nothing would ever get done.
-                if stop or (due and self._total_steps > steps):
-                    reason = self._commit(stop, idle=False)
-                    if reason is not None:
-                        return reason
-                    steps = self._total_steps
-                self._step(share, samples)
-                self._waits_since = time.perf_counter()
-                if self._total_steps == self._config.steps:
-                    break
+            steps = self._total_steps
+            with closing(self._course.shares()) as shares:  # what was made ahead ends with the loop
+                reason = self._learn(shares)
+            if reason is not None:
+                return reason
             stop, _, _ = self._agree(None)
             reason = self._commit(stop, idle=not stop and self._total_steps == steps)
             if reason is not None:
                 return reason
+
+    def _learn(self, shares: Iterator[Batch]) -> StopReason | None:
+        """Learn shares to where they end; why the run is over, where it is before that."""
+        steps, self._waits_since = self._total_steps, time.perf_counter()
+        for share in shares:
+            self._waited_s = time.perf_counter() - self._waits_since
+            stop, due, samples = self._agree(share)
+            # A commit that is merely due waits for a step, or nothing would ever get done.
+            if stop or (due and self._total_steps > steps):
+                reason = self._commit(stop, idle=False)
+                if reason is not None:
+                    return reason
+                steps = self._total_steps
+            self._step(share, samples)
+            self._waits_since = time.perf_counter()
+            if self._total_steps == self._config.steps:
+                next(shares, None)  # the last step may be the epoch's last too: the commit is to know
+                break
+        return None
 
     def _agree(self, share: Batch | None) -> tuple[StopWish | None, bool, int]:
         """Whether somebody wishes to stop, whether rank 0 finds a commit due, and the samples of all shares."""

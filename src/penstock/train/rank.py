@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from dataclasses import asdict
 
 from penstock.errors import ConfigError, PenstockError, RankLost
@@ -57,7 +58,18 @@ class LauncherLine:
 
 
 def main() -> None:
-    """Serve one launcher as one rank."""
+    """Serve one launcher as one rank.
+
+    Ends at once when all is said: what is committed is durable, and threads of libraries that are still about when the
+    interpreter is taken down have been seen to abort a process that had nothing left to do.
+    """
+    code = _serve()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve() -> int:
     die_with_parent()
     stop = StopRequest()
     line = LauncherLine(Channel(socket.socket(fileno=int(sys.argv[1]))), stop)
@@ -73,13 +85,15 @@ def main() -> None:
     except PenstockError as error:
         lost, refused = isinstance(error, RankLost), isinstance(error, ConfigError)
         line.send({"kind": "failed", "error": str(error), "lost_others": lost, "refused": refused})
-        sys.exit(1)
-    except Exception as error:
+        return 1
+    except Exception as error:  # noqa: BLE001 - told to the launcher and on stderr, and the end of this process
+        traceback.print_exc()
         told = f"{type(error).__name__}: {error}"
         line.send({"kind": "failed", "error": told, "lost_others": False, "refused": False})
-        raise
+        return 1
     if os.environ["RANK"] == "0":
         line.send({"kind": "result", "result": asdict(result)})
+    return 0
 
 
 if __name__ == "__main__":
