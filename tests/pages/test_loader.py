@@ -42,7 +42,8 @@ from penstock.storage import LocalStorage, open_storage
 
 
 def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    mine = ("penstock pages", "penstock request")  # others may be left of other tests
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(mine)]
 
 
 def wait_until_no_threads() -> None:
