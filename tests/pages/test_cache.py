@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pages.making import (
     texts_of,
 )
 from penstock import R2DatasetLoader
+from penstock.errors import PageError
 from penstock.feed import train_tokenizer
 from penstock.pages import PagedDataset
 from penstock.pages.reading import PageReader
@@ -137,3 +139,46 @@ def test_pages_of_all_splits_and_configs_are_kept_apart(tmp_path: Path) -> None:
     expected = packed(documents(everything, 37), 3, 32)
     for _ in range(2):
         assert batches_of(loader_of(everything)) == expected
+
+
+def test_loaders_leave_no_open_files_behind(dataset: Path) -> None:
+    def count() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def load(number: int) -> None:
+        batches_of(loader_of(pages, dataset=LocalStorage(dataset), num_rows_per_page=37))
+        batches_of(loader_of(R2DatasetLoader.next_pages(0, 1, 1, 10 + number, dataset=str(dataset))))
+
+    pages = list(choose(dataset, 0, 3))
+    for number in range(10):
+        load(number)
+    before = count()
+    for number in range(10, 30):
+        load(number)
+    assert count() <= before + 3
+
+
+def test_tokens_stay_within_their_bytes_also_over_many_processes(dataset: Path, tmp_path: Path) -> None:
+    class Small(R2DatasetLoader):
+        TOKEN_CACHE_BYTES = 6_000
+
+    folder = Path(os.environ["PENSTOCK_CACHE"]) / "tokens"
+    for window in range(8):  # a store of its own each time, as in processes that end
+        pages = Small.next_pages(window * 3, 3, 1, 37, dataset=LocalStorage(dataset))
+        batches_of(Small.create(3, 32, pages, TOKENIZER))
+        kept = [path.stat().st_size for path in folder.rglob("segments/*")]
+        assert kept
+        assert sum(kept) <= 6_000
+
+
+def test_an_id_that_does_not_fit_is_refused(dataset: Path) -> None:
+    class Odd:
+        eos_token_id = 1
+        vocab_size = 1_000
+
+        def encode(self, text: str) -> list[int]:
+            return [70_000] * 3
+
+    with pytest.raises(PageError, match="id 70000 and says that its vocab_size is 1000"):
+        batches_of(loader_of(choose(dataset), tokenizer=Odd()))

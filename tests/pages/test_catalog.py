@@ -76,9 +76,28 @@ def test_a_path_may_be_written_from_the_bucket_or_from_the_folder(path: str) -> 
     assert part.shards[0].path == "a/0.parquet"
 
 
+def test_folders_named_like_the_data_set_are_folders_all_the_same() -> None:
+    sizes = {"a": entry(("folder/a/0", 5)), "b": entry(("folder/b/0", 5))}
+
+    def paths(**more: Any) -> list[str]:
+        data = orjson.dumps({name: {**fields, **more} for name, fields in sizes.items()})
+        found = parse_catalog(data, None, where="set", root=ROOT, exists=lambda path: path in there)
+        return [part.shards[0].path for part in found.parts]
+
+    there = {"folder/a/0", "folder/b/0", "a/0"}
+    assert paths() == paths(relative=True) == ["folder/a/0", "folder/b/0"]
+    there = {"a/0", "b/0"}
+    assert paths() == ["a/0", "b/0"]
+    assert paths(relative=True) == ["folder/a/0", "folder/b/0"]
+
+
 def test_the_identity_goes_by_what_is_there_and_not_by_where_or_in_what_order() -> None:
     sizes = {"b": entry(("b/0", 7)), "a": entry(("a/0", 5), ("a/1", 0))}
-    same = {"a": entry(("bucket/some/folder/a/0", 5), ("a/1", 0), total_rows=5), "b": entry(("b/0", 7), split="train")}
+    folder = "bucket/some/folder"
+    same = {
+        "a": entry((f"{folder}/a/0", 5), (f"{folder}/a/1", 0), total_rows=5),
+        "b": entry((f"{folder}/b/0", 7), split="train"),
+    }
     assert parse(sizes).dataset_id == parse(same).dataset_id
     for other in (
         {**sizes, "c": entry(("c/0", 1))},

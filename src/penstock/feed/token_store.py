@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ import numpy as np
 from isal import isal_zlib
 
 SEGMENT_BYTES = 256 << 20
-"""Of a store that is bounded: what is deleted together."""
+"""Of a store that is bounded, at most: what is deleted together."""
+_SEGMENTS = 8
+"""How many a bounded store has room for, at least."""
 _UNBOUNDED_SEGMENT_BYTES = 1 << 30
 _RECORD = np.dtype(
     [("offset", "<u8"), ("tokens", "<u8"), ("segment", "<u4"), ("samples", "<u4"), ("crc", "<u4"), ("check", "<u4")]
@@ -80,19 +83,24 @@ class TokenStore:
         self._waits_for_disks = -1
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
+        self._segment_bytes = _UNBOUNDED_SEGMENT_BYTES
+        if max_bytes is not None:
+            self._segment_bytes = min(SEGMENT_BYTES, max(1, max_bytes // _SEGMENTS))
+        self._fds: set[int] = set()
+        weakref.finalize(self, _close_all, self._fds)
         size = max(1, chunk_count) * _RECORD.itemsize
         self.read_only = False
         try:
             (folder / "segments").mkdir(parents=True, exist_ok=True)
-            self._index_fd = os.open(folder / "index.bin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._index_fd = self._opened(folder / "index.bin", os.O_RDWR | os.O_CREAT)
             if os.fstat(self._index_fd).st_size < size:
                 os.ftruncate(self._index_fd, size)  # a file with a hole: nothing is written until a chunk is
-            self._lock_fd = os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock_fd = self._opened(folder / "locks", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not self._is_there(size):
                 raise
             self.read_only = True
-            self._index_fd = self._lock_fd = os.open(folder / "index.bin", os.O_RDONLY | os.O_CLOEXEC)
+            self._index_fd = self._lock_fd = self._opened(folder / "index.bin", os.O_RDONLY)
         self._records = np.memmap(folder / "index.bin", dtype=_RECORD, mode="r", shape=(max(1, chunk_count),)).view(
             np.ndarray
         )
@@ -107,10 +115,13 @@ class TokenStore:
             self._maps.clear()
             self._recent.clear()
             self._recent_bytes = 0
-            for fd in (self._index_fd, self._lock_fd, *([self._own[1]] if self._own else [])):
-                with suppress(OSError):
-                    os.close(fd)
+            _close_all(self._fds)
             self._own = None
+
+    def _opened(self, path: Path, flags: int) -> int:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._fds.add(fd)
+        return fd
 
     def get(self, number: int) -> TokenChunk | None:
         """A chunk as it was put, or None where it is not there or not whole."""
@@ -237,9 +248,9 @@ class TokenStore:
 
     def _append(self, payload: list[memoryview], align: int, remainder: int) -> tuple[int, int]:
         """Write a payload behind the others, where the place leaves this remainder."""
-        limit = SEGMENT_BYTES if self._max_bytes is not None else _UNBOUNDED_SEGMENT_BYTES
-        if self._own is None or self._own[2] + sum(map(len, payload)) + align > limit:
-            self._begin_segment()
+        size = sum(map(len, payload)) + align
+        if self._own is None or (self._own[2] and self._own[2] + size > self._segment_bytes):
+            self._begin_segment(size)
         assert self._own is not None
         number, fd, size = self._own
         size += (remainder - size) % align
@@ -251,27 +262,31 @@ class TokenStore:
         self._own = number, fd, _aligned(start)
         return number, size
 
-    def _begin_segment(self) -> None:
+    def _begin_segment(self, size: int) -> None:
         if self._own is not None:
+            self._fds.discard(self._own[1])
             os.close(self._own[1])
             self._own = None
-            if self._max_bytes is not None:
-                self._evict(self._max_bytes)
+        if self._max_bytes is not None:
+            self._evict(self._max_bytes - max(size, self._segment_bytes))
         names = [int(path.name) for path in (self.folder / "segments").iterdir() if path.name.isdigit()]
         number = max(names, default=-1) + 1
         while True:
             with suppress(FileExistsError):
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                self._own = number, os.open(self._segment_path(number), flags, 0o644), 0
+                self._own = number, self._opened(self._segment_path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL), 0
                 return
             number += 1
 
-    def _evict(self, max_bytes: int) -> None:
-        """Delete the segments used longest ago, but for the room of the next one. Readers keep what they have open."""
-        facts = [(path.stat().st_mtime, path.stat().st_size, path) for path in (self.folder / "segments").iterdir()]
-        total = sum(size for _, size, _ in facts) + SEGMENT_BYTES
+    def _evict(self, left_bytes: int) -> None:
+        """Delete the segments used longest ago until so much is left. Readers keep what they have open."""
+        facts = []
+        for path in (self.folder / "segments").iterdir():
+            with suppress(FileNotFoundError):  # another process is at it too
+                told = path.stat()
+                facts.append((told.st_mtime_ns, told.st_size, path))
+        total = sum(size for _, size, _ in facts)
         for _, size, path in sorted(facts):
-            if total <= max_bytes:
+            if total <= left_bytes:
                 return
             path.unlink(missing_ok=True)
             total -= size
@@ -296,6 +311,12 @@ class TokenStore:
 
     def _segment_path(self, number: int) -> Path:
         return self.folder / "segments" / f"{number:08d}"
+
+
+def _close_all(fds: set[int]) -> None:
+    while fds:
+        with suppress(OSError):
+            os.close(fds.pop())
 
 
 def _check(record: np.void) -> int:

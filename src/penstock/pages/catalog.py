@@ -3,8 +3,9 @@
     _shard_sizes.json    {config: {"total_rows": 3, "split": "train", "shards": [{"path": ..., "num_rows": 3}, ...]}}
     _metadata.yaml       configs: [{config_name: ...}, ...]: which of them are meant; all, where there is no such file
 
-A shard may name a ``split`` of its own, and its ``size_bytes``. Paths are relative to the data set's folder; ones that
-begin with the bucket's name, or with all of the folder's, mean the same. Order is that of the file: rows are numbered
+A shard may name a ``split`` of its own, and its ``size_bytes``. Paths are relative to the data set's folder, for sure
+where a config says ``"relative": true``, as `penstock pages index` writes it; else they may all begin with the bucket's
+name, or with the names of folders above, if that is where the shards are. Order is that of the file: rows are numbered
 by it. What others have written is checked before it is used: names, counts, no shard twice.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeGuard
@@ -154,7 +155,14 @@ def split_name(split: str) -> str:
     return _SPLITS.get(split.lower(), split.lower())
 
 
-def parse_catalog(sizes: bytes, metadata: bytes | None, *, where: str, root: Sequence[str]) -> Catalog:
+def parse_catalog(
+    sizes: bytes,
+    metadata: bytes | None,
+    *,
+    where: str,
+    root: Sequence[str],
+    exists: Callable[[str], bool] = lambda _: False,
+) -> Catalog:
     """Make a catalog of the two files.
 
     Args:
@@ -162,6 +170,7 @@ def parse_catalog(sizes: bytes, metadata: bytes | None, *, where: str, root: Seq
         metadata: That of `_metadata.yaml`; None where there is none.
         where: The data set, for messages.
         root: The names of the folders it lies in, the bucket's first, as paths in the file may begin with them.
+        exists: Whether there is a shard at a path below the data set's folder. Asked only where that is in doubt.
     """
     told = f"{where}/{SIZES_KEY}"
     try:
@@ -180,7 +189,8 @@ def parse_catalog(sizes: bytes, metadata: bytes | None, *, where: str, root: Seq
                 "%s: %s are left out, since %s does not name them", told, ", ".join(map(repr, left_out)), METADATA_KEY
             )
         found = {name: entry for name, entry in found.items() if name in wanted}
-    parts = [part for name, entry in found.items() for part in _parts(name, entry, told, where, root)]
+    cut = _leading(found, root, exists)
+    parts = [part for name, entry in found.items() for part in _parts(name, entry, told, where, cut)]
     parts = _without_union(parts)
     _refuse_twice(parts, told)
     if not sum(part.num_rows for part in parts):
@@ -212,7 +222,33 @@ def _meant(metadata: bytes | None, where: str) -> set[str] | None:
     return {str(name) for name in names}
 
 
-def _parts(name: str, entry: Mapping[str, Any], told: str, where: str, root: Sequence[str]) -> list[Part]:
+def _leading(found: dict[str, Any], root: Sequence[str], exists: Callable[[str], bool]) -> int:
+    """How many names of folders all paths begin with that the data set's own folder has as well."""
+    if all(entry.get("relative") is True for entry in found.values()):
+        return 0
+    shards = [shard for entry in found.values() if _is_list(entry.get("shards")) for shard in entry["shards"]]
+    paths = [
+        _names(shard["path"]) for shard in shards if isinstance(shard, dict) and isinstance(shard.get("path"), str)
+    ]
+    shortest = min(map(len, paths), default=0)
+    ways = [
+        len(root) - begin
+        for begin in range(len(root))
+        if len(root) - begin < shortest and all(path[: len(root) - begin] == list(root[begin:]) for path in paths)
+    ]
+    if root:  # the same folder in another bucket
+        ways += [place + 1 for place in range(shortest - 1) if all(path[place] == root[-1] for path in paths)]
+    if not ways:
+        return 0
+    # A folder may hold one of its own name: what is there decides.
+    return next((cut for cut in (0, *ways) if exists("/".join(paths[0][cut:]))), ways[0])
+
+
+def _names(path: str) -> list[str]:
+    return [part for part in path.partition("://")[2 if "://" in path else 0].split("/") if part not in ("", ".")]
+
+
+def _parts(name: str, entry: Mapping[str, Any], told: str, where: str, cut: int) -> list[Part]:
     shards, split = entry.get("shards"), entry.get("split", "train")
     if not _is_list(shards) or not isinstance(split, str):
         raise SourceError(
@@ -220,7 +256,7 @@ def _parts(name: str, entry: Mapping[str, Any], told: str, where: str, root: Seq
         )
     by_split: dict[str, list[Shard]] = {}
     for number, shard in enumerate(shards):
-        made, own = _shard(shard, f"{told}: shard {number} of config {name!r}", where, root)
+        made, own = _shard(shard, f"{told}: shard {number} of config {name!r}", where, cut)
         by_split.setdefault(split_name(own or split), []).append(made)
     total, counted = entry.get("total_rows"), sum(shard.num_rows for some in by_split.values() for shard in some)
     if total is not None and total != counted:
@@ -230,7 +266,7 @@ def _parts(name: str, entry: Mapping[str, Any], told: str, where: str, root: Seq
     return [Part(name, found, tuple(of_split)) for found, of_split in by_split.items()]
 
 
-def _shard(entry: Any, told: str, where: str, root: Sequence[str]) -> tuple[Shard, str | None]:
+def _shard(entry: Any, told: str, where: str, cut: int) -> tuple[Shard, str | None]:
     if not isinstance(entry, dict):
         raise SourceError(f"{told} is not understood: expected an object: {_remedy(where)}")
     path, rows, size, split = (entry.get(name) for name in ("path", "num_rows", "size_bytes", "split"))
@@ -241,20 +277,15 @@ def _shard(entry: Any, told: str, where: str, root: Sequence[str]) -> tuple[Shar
         )
     if split is not None and not isinstance(split, str):
         raise SourceError(f"{told} has split={split!r}: expected a name: {_remedy(where)}")
-    return Shard(_relative(path, told, root), rows, size), split
+    return Shard(_relative(path, told, cut), rows, size), split
 
 
-def _relative(path: str, told: str, root: Sequence[str]) -> str:
-    """A shard's path below the data set's folder, whether it was written from there, or from the bucket, or above."""
-    parts = [part for part in path.partition("://")[2 if "://" in path else 0].split("/") if part not in ("", ".")]
+def _relative(path: str, told: str, cut: int) -> str:
+    """A shard's path below the data set's folder."""
+    parts = _names(path)
     if not parts or ".." in parts:
         raise SourceError(f"{told} has path={path!r}: expected a path below the data set's folder")
-    for begin in range(len(root)):
-        if len(root) - begin < len(parts) and parts[: len(root) - begin] == list(root[begin:]):
-            return "/".join(parts[len(root) - begin :])
-    if root and root[-1] in parts[:-1]:  # the same folder in another bucket
-        return "/".join(parts[parts.index(root[-1]) + 1 :])
-    return "/".join(parts)
+    return "/".join(parts[cut:])
 
 
 def _without_union(parts: list[Part]) -> list[Part]:

@@ -92,7 +92,8 @@ class PagedDataset:
                 )
             versions = (sizes_info, metadata_info, hashlib.sha256(sizes + b"\n" + (metadata or b"")).digest())
             if known is None or known[1] != versions:
-                catalog = parse_catalog(sizes, metadata, where=self.where, root=root_of(self.storage))
+                root = root_of(self.storage)
+                catalog = parse_catalog(sizes, metadata, where=self.where, root=root, exists=self.storage.exists)
                 self._refuse_another(catalog)
                 with self._lock:
                     self._infos.clear()

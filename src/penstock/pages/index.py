@@ -67,7 +67,7 @@ def make_index(
     configs: dict[str, dict[str, Any]] = {}
     for info, (rows, size) in zip(found, facts, strict=True):
         config, split = _place(info.key)
-        entry = configs.setdefault(config, {"total_rows": 0, "split": "train", "shards": []})
+        entry = configs.setdefault(config, {"total_rows": 0, "split": "train", "relative": True, "shards": []})
         entry["total_rows"] += rows
         entry["shards"].append({"path": info.key, "num_rows": rows, "size_bytes": size, "split": split})
     for entry in configs.values():

@@ -32,6 +32,7 @@ OnBadRow = Literal["stop", "skip"]
 Claim = Callable[[int], None]
 _STAMP_IDS = 8
 _BUSY_POLL_S = 0.01
+_STORES_KEPT = 8
 _VERSION = 1
 _opening = threading.Lock()
 
@@ -126,6 +127,12 @@ class PageTokenSource:
         ids, lengths = [np.empty(0, dtype=self.dtype)], [np.empty(0, dtype=np.int64)]
         for first in range(0, len(there), self._batch_texts):
             encoded = self._tokenizer.encode(there[first : first + self._batch_texts])
+            highest = int(encoded.ids.max(initial=0))
+            if highest > np.iinfo(self.dtype).max:
+                raise ConfigError(
+                    f"the tokenizer has given id {highest} and says that its vocab_size is "
+                    f"{self._tokenizer.vocab_size}: expected one that counts all ids, added tokens too"
+                )
             ids.append(encoded.ids.astype(self.dtype))
             lengths.append(np.diff(encoded.offsets))
         of_each = np.zeros(len(texts), dtype=np.int64)
@@ -171,9 +178,12 @@ class PageTokenSource:
         folder = cache_folder().expanduser().absolute() / "tokens" / f"pages-{hashlib.sha256(told).hexdigest()[:32]}"
         key = os.getpid(), folder, self._cache_bytes  # locks do not come along when forked
         with _opening:
-            if key not in self._dataset.token_stores:
-                self._dataset.token_stores[key] = self._opened(folder, told, page_count)
-            return self._dataset.token_stores[key]
+            stores = self._dataset.token_stores
+            found = stores.pop(key) if key in stores else self._opened(folder, told, page_count)
+            stores[key] = found
+            while len(stores) > _STORES_KEPT:
+                del stores[next(iter(stores))]  # which closes its files once nobody uses it
+            return found
 
     def _opened(self, folder: Path, told: bytes, page_count: int) -> TokenStore | None:
         try:
