@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from equipment.training import counting_config
+from penstock.blocks import ingest
 from penstock.errors import ConfigError
 from penstock.train.config import TrainingConfig
+from penstock.train.data import make_blocks
 from penstock.train.run import run_training
 from penstock.train.settings import SECTIONS, gather, settings_of_file, settings_of_run, settings_of_words
 
@@ -105,3 +108,24 @@ def test_the_config_of_a_run_can_begin_another(store: Path, tmp_path: Path) -> N
     assert "run_dir" not in settings
     result = run_training(gather(settings, {"run_dir": str(tmp_path / "two")}))
     assert result.total_steps == 3
+
+
+def test_blocks_that_were_in_the_cache_are_made_again_from_what_they_were_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    config = TrainingConfig(dataset_file="a.jsonl")
+    make_blocks(config)
+    assert Path(config.dataset_file).is_relative_to(tmp_path / "cache")
+    assert config.dataset_source == str(tmp_path / "a.jsonl")
+    shutil.rmtree(tmp_path / "cache")
+    before = config.dataset_file
+    make_blocks(config, said=())  # as a run that is resumed lends it
+    assert config.dataset_file == before
+    assert Path(before, "block_manifest.json").exists()
+    ingest("a.jsonl", "store")
+    config.dataset_file = "store"
+    make_blocks(config, said={"dataset_file"})
+    assert (config.dataset_file, config.dataset_source) == ("store", "")

@@ -176,8 +176,9 @@ class TrainingProgress:
     def _tell_step(self, event: dict[str, Any]) -> None:
         now = time.monotonic()
         if event["skipped"]:
-            first, last = event["samples"][0][0], event["samples"][-1][1] - 1
-            self._say(f"step {event['step']} skipped: its loss is not a number; samples {first} to {last}", style="red")
+            ranges = event["samples"]  # of ranks on the strided plan, `penstock audit --step` works them out
+            samples = f"; samples {ranges[0][0]} to {ranges[-1][1] - 1}" if ranges else ""
+            self._say(f"step {event['step']} skipped: its loss or its gradients are not numbers{samples}", style="red")
         if self._draws:
             self._bar.update(self._task, total=self._tally.total_samples, completed=self._tally.learned)
             lines = Text(self._tally.told(now)), Text(self._tally.told_chunks(), style="dim")

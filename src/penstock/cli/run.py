@@ -110,7 +110,8 @@ def audit(
             console().print(f"  {_excluded(entry)}")
         for seen in skipped_steps(folder):
             console().print(
-                f"  step {seen.step} taught nothing: its loss was not a number; it saw samples {_ranges(seen.samples)}"
+                f"  step {seen.step} taught nothing: its loss or its gradients were not numbers; "
+                f"it saw samples {_ranges(seen.samples)}"
             )
     if broken:
         raise typer.Exit(CHECK_FAILED)

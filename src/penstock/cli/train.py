@@ -84,8 +84,9 @@ def _gather(
 
     Ranks of a launcher leave the blocks to rank 0, and wait for it.
     """
-    from penstock.blocks import BlockManager, prepare_blocks
+    from penstock.blocks import BlockManager
     from penstock.errors import ConfigError
+    from penstock.train.data import make_blocks
     from penstock.train.settings import gather, settings_of_file, settings_of_run, settings_of_words
 
     size = flags.get("dataset_chunk_size")
@@ -101,15 +102,13 @@ def _gather(
         if not folder:
             raise ConfigError("ranks of a launcher have to be told the run's folder: name it with --run-dir")
         return config
-    for name in ("dataset_file", "eval_file"):
-        if getattr(config, name):
-            setattr(
-                config, name, prepare_blocks(getattr(config, name), config.samples_per_block, on_progress=on_progress)
-            )
+    make_blocks(config, said, on_progress)
     if not folder:
         folder = str(Path("runs", BlockManager(config.dataset_file).manifest.header.dataset_name))
         found = settings_of_run(folder)
-        config = gather(found, {**said, "dataset_file": config.dataset_file, "run_dir": folder})
+        names = ("dataset_file", "dataset_source", "eval_file", "eval_source")
+        made = {name: getattr(config, name) for name in names if getattr(config, name)}
+        config = gather(found, {**said, **made, "run_dir": folder})
     return config
 
 
@@ -128,7 +127,7 @@ def export(
 
 REASONS = {
     "steps": "the steps asked for are done (more with --steps)",
-    "epoch": "the epoch is complete",
+    "epoch": "the epoch is complete (the next with --iterate --no-stop-after-epoch)",
     "signal": "asked to stop; committed first",
     "file": "asked to stop by penstock stop; committed first",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
@@ -11,6 +12,13 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.train.config import TrainingConfig
 
+_ABOVE_0 = {
+    "learning_rate": 1e6,
+    "outer_learning_rate": 1e6,
+    "session_timeout_s": sys.float_info.max,
+    "stall_timeout_s": sys.float_info.max,
+    "rank_timeout_s": sys.float_info.max,
+}
 _LARGEST = 2**31 - 1
 
 _AT_LEAST = {
@@ -72,9 +80,10 @@ def _check_numbers(config: TrainingConfig) -> None:
             raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}{auto}")
     if not 0 <= config.seed < 2**63:
         raise ConfigError(f"seed={config.seed} cannot work: expected 0 to 2**63 - 1")
-    for name in ("learning_rate", "outer_learning_rate", "session_timeout_s", "stall_timeout_s", "rank_timeout_s"):
-        if not (getattr(config, name) > 0 and math.isfinite(getattr(config, name))):
-            raise ConfigError(f"{name}={getattr(config, name)} cannot work: expected a number above 0")
+    for name, most in _ABOVE_0.items():
+        if not 0 < getattr(config, name) <= most:
+            up_to = f" and up to {most:g}" if most < sys.float_info.max else ""
+            raise ConfigError(f"{name}={getattr(config, name)} cannot work: expected a number above 0{up_to}")
     for name in ("max_grad_norm", "weight_decay"):
         if not (getattr(config, name) >= 0 and math.isfinite(getattr(config, name))):
             raise ConfigError(f"{name}={getattr(config, name)} cannot work: expected 0 or more")

@@ -29,11 +29,13 @@ MAY_CHANGE = frozenset(
         "commit_every_s",
         "cuda_ids",
         "dataset_file",
+        "dataset_source",
         "ddp",
         "device",
         "eval_batches",
         "eval_every",
         "eval_file",
+        "eval_source",
         "iterate",
         "keep_checkpoints",
         "ledger",
@@ -166,6 +168,12 @@ class TrainingConfig:
     def cuda_indices(self) -> list[int]:
         """`cuda_ids` as numbers."""
         return [int(part) for part in self.cuda_ids.split(",")] if self.cuda_ids else []
+
+    dataset_source: str = ""
+    """What `dataset_file` was made of, where its blocks are in the cache folder: they are made again if that is gone.
+    Noted by itself."""
+    eval_source: str = ""
+    """The same of `eval_file`."""
 
     def check(self) -> None:
         """Refuse what cannot work, naming the setting."""

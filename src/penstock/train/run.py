@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from penstock.blocks import BlockManager, Manifest, prepare_blocks
+from penstock.blocks import BlockManager, Manifest
 from penstock.blocks.manifest import MANIFEST_KEY
 from penstock.errors import ConfigError, StorageBusy
 from penstock.feed.world import launched_world
@@ -21,6 +21,7 @@ from penstock.storage import LocalStorage, open_storage
 from penstock.train.alone import CommitAlone
 from penstock.train.committing import Committer, StopReason
 from penstock.train.config import RunConfig, TrainingConfig
+from penstock.train.data import make_blocks
 from penstock.train.devices import choose_devices, device_of_rank
 from penstock.train.events import Events, Hook, MetricsFile
 from penstock.train.following import Outset, follow, make_job
@@ -103,9 +104,9 @@ def _train_first(
 
 def _open_run(config: TrainingConfig, devices: list[torch.device], stop: StopRequest, held: ExitStack) -> RunParts:
     """The parts of a run, begun or taken up again, with its folder locked for as long as `held` lasts."""
-    config = replace(config, dataset_file=prepare_blocks(config.dataset_file, config.samples_per_block))
+    config = replace(config)
+    make_blocks(config, said=())
     if config.eval_file:
-        config.eval_file = prepare_blocks(config.eval_file, config.samples_per_block)
         _check_trainable(BlockManager(config.eval_file).manifest, config, config.eval_file)
     manifest = BlockManager(config.dataset_file, config.samples_per_block).manifest
     _check_trainable(manifest, config, config.dataset_file)
