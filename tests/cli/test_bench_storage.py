@@ -55,6 +55,13 @@ def test_what_is_no_list_of_numbers_is_refused(dataset: Path, tmp_path: Path) ->
     assert "whole numbers above 0" in done.output
 
 
+@pytest.mark.parametrize("option", ["--rounds", "--pages", "--rows"])
+def test_measuring_nothing_is_refused(dataset: Path, tmp_path: Path, option: str) -> None:
+    done = invoke(dataset, "--tokenizer", tmp_path / "tokenizer.json", option, 0)
+    assert done.exit_code == 2
+    assert option in done.output
+
+
 def test_the_largest_bar_is_on_top_and_the_longest() -> None:
     drawn = ET.fromstring(draw_bars("a & b", "things", [Bar("small", 5.0), Bar("large", 20_000.0, "so <large>")]))
     words = [text.text for text in drawn.iter(f"{SVG}text")]

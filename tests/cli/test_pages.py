@@ -13,6 +13,8 @@ from equipment.processes import python, run
 from equipment.servers import S3Server
 from pages.making import SIZES, choose, digest_of, fill, loader_of, make_dataset, shard_bytes, texts_of
 from penstock import R2DatasetLoader
+from penstock.errors import ConfigError
+from penstock.pages.verify import window_of
 from penstock.storage import open_storage
 
 
@@ -85,6 +87,10 @@ def test_whatever_else_was_read_does_not(folder: Path, report: Path, tmp_path: P
         {**whole, "page_digests": [*whole["page_digests"], "00"]},
         {**whole, "dataset_id": "sha256:0"},
         {**whole, "digest": "00"},
+        {**whole, "samples": 0},
+        {**whole, "complete": False},
+        {**whole, "pages": []},
+        {**whole, "window": {**whole["window"], "n_pages": 0}, "pages": [], "samples": 0, "page_digests": []},
     ]
     for number, other in enumerate(others):
         path = tmp_path / f"{number}.json"
@@ -116,12 +122,34 @@ def test_half_a_window_is_not_the_window(folder: Path, tmp_path: Path) -> None:
         ((), "what is to be verified"),
         (("--digest", "00"), "give --seed, --offset and --n-pages"),
         (("--report", "no such file"), "the report cannot be read"),
+        (("--digest", "00", "--seed", "1", "--offset", "0", "--n-pages", "1", "--rows-per-page", "0"), "holds no row"),
+        (("--digest", "00", "--seed", "\udcff", "--offset", "0", "--n-pages", "1"), "no text that can be written down"),
     ],
 )
 def test_what_cannot_be_verified_is_told(folder: Path, args: tuple[str, ...], problem: str) -> None:
     code, output = penstock("pages", "verify", str(folder), *args)
     assert code == 1
     assert problem in output
+
+
+@pytest.mark.parametrize("window", [{"split": 3}, {"split": None}, {"seed": 7}, {"offset": True}, {"n_pages": "1"}])
+def test_a_report_with_a_window_that_is_none_is_refused(window: dict[str, Any]) -> None:
+    whole = {"seed": "1", "offset": 0, "n_pages": 1, "split": "train", "num_rows_per_page": 10}
+    assert window_of({"window": whole}, seed="2").seed == "2"
+    with pytest.raises(ConfigError, match="the report's window is"):
+        window_of({"window": {**whole, **window}})
+
+
+def test_a_report_of_pages_made_by_hand_is_verified_by_a_window_that_is_given(report: Path, folder: Path) -> None:
+    whole = json.loads(report.read_text())
+    del whole["window"]
+    report.write_text(json.dumps(whole))
+    window = ("--seed", "me", "--offset", "4", "--n-pages", "9", "--rows-per-page", "37")
+    code, output = penstock("pages", "verify", str(folder), "--report", str(report), *window)
+    assert code == 0, output
+    code, output = penstock("pages", "verify", str(folder), "--report", str(report))
+    assert code == 1
+    assert "tells of no window" in output
 
 
 def test_the_environments_bucket_is_indexed_with_its_key_to_write(

@@ -117,7 +117,11 @@ def test_the_identity_goes_by_what_is_there_and_not_by_where_or_in_what_order() 
         ([], "expected an object of configs"),
         ({"a": 5}, "expected an object of configs"),
         ({"a": {}}, "config 'a' has no list of shards"),
-        ({"a": entry(split=3)}, "config 'a' has no list of shards, or a split that is no name"),
+        ({"a": entry(split=3)}, "config 'a' has split=3, a split that is no name"),
+        ({"a": entry(("x", 1), split="")}, "config 'a' has split='', a split that is no name"),
+        ({"a": entry(("x", 1), total_rows="1")}, "config 'a' has total_rows='1': expected a count"),
+        ({"a": {"shards": [{"path": "x", "num_rows": 1, "split": ""}]}}, "split=''"),
+        ({"a": entry(*((f"x{k}", 2**53) for k in range(1100)))}, "tells of .* rows: expected 9007199254740992 or"),
         ({"a": {"shards": [5]}}, "shard 0 of config 'a' is not understood"),
         ({"a": {"shards": [{"path": "x"}]}}, "shard 0 of config 'a' has path='x', num_rows=None"),
         ({"a": entry(("x", -1))}, "num_rows=-1"),
@@ -141,7 +145,9 @@ def test_sizes_that_do_not_add_up_are_refused(sizes: Any, problem: str) -> None:
         parse(sizes)
 
 
-@pytest.mark.parametrize("metadata", ["{", "configs: 3", "configs: []", "configs:\n- name: x\n", "a: !!python/none x"])
+@pytest.mark.parametrize(
+    "metadata", ["{", "configs: 3", "configs: []", "configs:\n- name: x\n", "a: !!python/none x", "d: 2013-99-99"]
+)
 def test_metadata_that_is_not_understood_is_refused(metadata: str) -> None:
     with pytest.raises(SourceError, match=r"_metadata\.yaml is not .*penstock pages index"):
         parse({"a": entry(("x", 1))}, metadata)

@@ -104,6 +104,19 @@ def test_what_was_walked_is_remembered_by_other_processes(bucket: str, s3: S3Ser
     assert sum(reads) < 20_000
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_texts_larger_than_a_buffer_are_asked_for_in_several_ranges(
+    tmp_path: Path, reads: list[int], indexed: bool
+) -> None:
+    texts = [f"{row} " + "abcdefgh" * 3_000 for row in range(8)]
+    data = shard_bytes(texts, **{**OPTIONS, "write_page_index": indexed, "use_dictionary": False})
+    put_shards(tmp_path / "set", {"web/0.parquet": data})
+    reads.clear()
+    got = tokens(PagedDataset(LocalStorage(tmp_path / "set")), 2, 4)
+    assert got == TOKENIZER.encode(texts[2:6]).ids.tolist()
+    assert max(reads[1:]) <= R2DatasetLoader.READ_BUFFER_SIZE, "behind the footer"
+
+
 def test_pages_of_one_group_come_in_parallel_and_right(tmp_path: Path) -> None:
     dataset = make(tmp_path / "set")
     pages = [("web", first, "train") for first in range(0, COUNT, 100)]
@@ -135,7 +148,7 @@ def test_an_offset_index_that_is_none_is_told(tmp_path: Path) -> None:
     make(folder, write_page_index=True)
     dataset = PagedDataset(LocalStorage(folder))
     (shard,) = dataset.catalog().part("web", "train").shards
-    at, size = dataset.facts(shard, None).groups[0, 5:7].tolist()
+    at, size = dataset.facts(shard, None, dataset.info(shard)).groups[0, 5:7].tolist()
     assert size > 0
     path = folder / "web" / "0.parquet"
     data = bytearray(path.read_bytes())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -32,7 +34,7 @@ from pages.making import (
     texts_of,
 )
 from penstock import R2DatasetLoader
-from penstock.errors import ConfigError, PageError
+from penstock.errors import ConfigError, PageError, PenstockError, SourceError
 from penstock.pages import PagedDataset
 from penstock.pages.budget import ByteBudget
 from penstock.pages.choice import Page
@@ -320,6 +322,41 @@ def test_a_shape_that_holds_nothing_is_refused(dataset: Path, name: str, value: 
         R2DatasetLoader.create(pages_info=choose(dataset), tokenizer=TOKENIZER, **given)
 
 
+@pytest.mark.parametrize(
+    "given", [{"num_rows_per_page": "10"}, {"num_rows_per_page": 10.5}, {"pad_id": "x"}, {"pad_id": 1 << 63}]
+)
+def test_what_is_no_number_is_refused_before_anything_is_read(dataset: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        loader_of([("web", 0, "train")], dataset=dataset, **given)
+
+
+def test_a_split_that_is_no_name_is_refused(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match="split=3 is no name"):
+        choose(dataset, split=3)
+
+
+def test_a_forked_process_that_goes_on_with_an_iteration_is_told(dataset: Path) -> None:
+    loader = loader_of(choose(dataset), batch_size=1, length=8)
+    batches = iter(loader)
+    next(batches)
+    pipeline = PagePipeline(loader._open().pages, lambda *_: None, ahead=0, max_requests=1, budget_bytes=1)  # pyright: ignore
+    pipeline._requests._lock.acquire()  # as a thread may have it while another forks
+    pipeline._changed.acquire()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        told = "nothing"
+        try:
+            pipeline.close()
+            list(batches)
+        except PenstockError as error:
+            told = str(error)
+        finally:
+            os._exit(0 if "goes on in a fork" in told else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert list(batches), "it goes on in its own process"
+
+
 # -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
@@ -351,13 +388,67 @@ class Fast:
     backend_tokenizer = tokenizers.Tokenizer.from_str(TOKENIZER.definition)
 
 
+class Both:
+    """One that may be called, in a way of its own, and has `encode`; its end of text is numpy's."""
+
+    eos_token_id = np.int64(END)
+
+    def __call__(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = TOKENIZER.encode([text]).ids[:-1].tolist()
+        return [0, *ids] if add_special_tokens else ids
+
+
 def test_a_tokenizer_may_be_named_or_handed_in_as_any_object(dataset: Path, tmp_path: Path) -> None:
     pages = choose(dataset)
     expected = digest_of(loader_of(pages))
     file = tmp_path / "tokenizer.json"
     file.write_text(TOKENIZER.definition)
-    given = [file, str(file), str(tmp_path), tokenizers.Tokenizer.from_file(str(file)), Fast(), Called(), Encoder()]
+    given = [
+        file,
+        str(file),
+        str(tmp_path),
+        tokenizers.Tokenizer.from_file(str(file)),
+        Fast(),
+        Called(),
+        Encoder(),
+        Both(),
+    ]
     assert [digest_of(loader_of(pages, tokenizer=one)) for one in given] == [expected] * len(given)
+
+
+def test_a_damaged_shard_spoils_only_its_own_pages(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set")
+    for shard in (folder / "books").iterdir():
+        shard.write_bytes(bytes(shard.stat().st_size))
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER.definition)
+    pages = [("web", 0, "train")]
+    loader = loader_of(pages, tokenizer=tmp_path / "tokenizer.json", dataset=folder)
+    assert batches_of(loader) == packed(documents(pages, 100), 3, 32)
+    with pytest.raises(PageError, match="'books'"):
+        list(loader_of([("books", 0, "train")], tokenizer=tmp_path / "tokenizer.json", dataset=folder))
+
+
+def test_where_no_text_can_be_read_it_is_told_what_for(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set", {"web": 20})
+    (folder / "web" / "0000.parquet").write_bytes(bytes((folder / "web" / "0000.parquet").stat().st_size))
+    (tmp_path / "tokenizer.json").write_text(TOKENIZER.definition)
+    with pytest.raises(SourceError, match=r"to compare tokenizer engines by: .*0000\.parquet"):
+        list(loader_of([("web", 0, "train")], tokenizer=tmp_path / "tokenizer.json", dataset=folder))
+
+
+@pytest.mark.parametrize("ids", [[-1], np.array([-1]), [1 << 40], ["a"], [[1]], [0.5]])
+def test_ids_that_are_none_are_refused(dataset: Path, ids: Any) -> None:
+    class Odd:
+        eos_token_id = END
+
+        def encode(self, text: str) -> Any:
+            return ids
+
+    with pytest.raises(PageError, match=r"the tokenizer \(Odd\).*expected"):
+        list(loader_of(choose(dataset), tokenizer=Odd()))
 
 
 def test_what_is_no_tokenizer_is_refused(dataset: Path) -> None:

@@ -291,6 +291,17 @@ def test_a_missing_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
         list(loader_of([("web", 90, "train")], dataset=folder))
 
 
+def test_a_damaged_name_in_a_footer_is_told(tmp_path: Path) -> None:
+    folder = make_dataset(tmp_path / "set", {"web": COUNT})
+    shard = folder / "web" / "0000.parquet"
+    data = bytearray(shard.read_bytes())
+    schema = data.index(b"\x05score", len(data) - int.from_bytes(data[-8:-4], "little") - 8)  # its length, and a name
+    data[schema + 1] = 0xFF
+    shard.write_bytes(data)
+    with pytest.raises(PageError, match=r"0000\.parquet is not a sound Parquet file"):
+        digest_of(loader_of([("web", 0, "train")], dataset=folder))
+
+
 def test_a_shard_that_is_written_while_it_is_read_is_noticed(tmp_path: Path) -> None:
     folder = make_dataset(tmp_path / "set", {"web": COUNT})
     loader = loader_of([("web", 0, "train"), ("web", 20, "train")], dataset=folder, num_rows_per_page=20)

@@ -258,13 +258,31 @@ def test_the_loader_goes_on_when_the_server_was_killed_and_is_back(remote: str, 
 def test_a_shard_that_is_written_again_is_never_mixed_with_its_predecessor(remote: str, s3: S3Server) -> None:
     pages = [("web", first, "train") for first in range(0, 80, 20)]
     dataset = PagedDataset(at(remote, s3.url))
-    digest_of(loader_of(pages, dataset=dataset, num_rows_per_page=20))
+    loader = loader_of(pages, dataset=dataset, num_rows_per_page=20)
+    digest_of(loader)
     storage = open_storage(remote)
     data = bytearray(storage.get("web/0000.parquet"))
     data[20] ^= 1
     storage.put("web/0000.parquet", bytes(data))
-    with pytest.raises(PageError, match=r"web/0000\.parquet"):
-        digest_of(loader_of(pages, dataset=dataset, num_rows_per_page=20))
+    with pytest.raises(PageError, match=r"web/0000\.parquet was written again .*choose pages anew"):
+        digest_of(loader)
+
+
+def test_a_shard_that_was_written_again_is_read_as_it_is_by_a_new_loader(bucket: str, s3: S3Server) -> None:
+    storage = open_storage(bucket)
+    before, after = (
+        shard_bytes([f"{word} {row}" for row in range(40)], compression="none", use_dictionary=False)
+        for word in ("quick", "lazy!")
+    )
+    assert len(before) == len(after), "so that the index is the same"
+    storage.put("web/0.parquet", before)
+    write_index([storage], make_index(storage)[0])
+    dataset = PagedDataset(at(bucket, s3.url))
+    for word, data in (("quick", before), ("lazy!", after), ("quick", before)):
+        storage.put("web/0.parquet", data)
+        assert not write_index([storage], make_index(storage)[0])
+        got = batches_of(loader_of(choose(dataset, 1, 40, offset=0)))
+        assert got == packed([TOKENIZER.encode([f"{word} {row}"]).ids.tolist() for row in range(40)], 3, 32)
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

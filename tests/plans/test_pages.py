@@ -98,6 +98,7 @@ def test_a_window_before_the_beginning_is_refused(offset: int, count: int) -> No
         plan_of([25], 10).window(offset, count)
 
 
-def test_a_page_without_rows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="num_rows_per_page=0"):
-        PageNumbering([3], 0)
+@pytest.mark.parametrize("rows", [0, 10**30])
+def test_a_page_without_rows_or_with_more_than_can_be_counted_is_refused(rows: int) -> None:
+    with pytest.raises(ConfigError, match=f"num_rows_per_page={rows}"):
+        PageNumbering([3], rows)

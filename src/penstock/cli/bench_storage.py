@@ -28,13 +28,13 @@ def storage(
     dataset: Annotated[
         str | None, typer.Argument(help="s3://..., https://... or a folder of Parquet; else the environment's bucket.")
     ] = None,
-    pages: Annotated[int, typer.Option(help="Pages a measurement.")] = 12,
-    rows: Annotated[int, typer.Option(help="Rows a page.")] = 100,
+    pages: Annotated[int, typer.Option(min=1, help="Pages a measurement.")] = 12,
+    rows: Annotated[int, typer.Option(min=1, help="Rows a page.")] = 100,
     requests: Annotated[str, typer.Option(help="Concurrent requests; several: 1,4,8.")] = "1,4,8",
     batch_size: Annotated[str, typer.Option(help="Sequences a batch; several: 8,32.")] = "8",
     sequence_length: Annotated[str, typer.Option(help="Tokens a sequence; several: 1024,2048.")] = "2048",
     buffer_mb: Annotated[str, typer.Option(help="MB of a request at most; several: 1,4.")] = "4",
-    rounds: Annotated[int, typer.Option(help="How often each is measured; the median counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; the median counts.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the choice of pages.")] = 0,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the figures there.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them there, an SVG.")] = None,

@@ -97,12 +97,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Work out what (seed, window) had to read, and compare it with what was read. Exit code 3 where it differs."""
-    from dataclasses import replace
-
     from penstock.errors import ConfigError
     from penstock.pages import verify_window
-    from penstock.pages.catalog import split_name
-    from penstock.pages.choice import Window
     from penstock.pages.verify import window_of
 
     if (report is None) == (digest is None):
@@ -110,18 +106,18 @@ def verify(
     told: Any = digest
     if report is not None:
         told = _read_report(report)
-        given = {"seed": seed, "offset": offset, "n_pages": n_pages, "num_rows_per_page": rows_per_page}
-        given["split"] = split_name(split) if split else None
-        window = replace(window_of(told), **{name: value for name, value in given.items() if value is not None})
+        window = window_of(
+            told, seed=seed, offset=offset, n_pages=n_pages, num_rows_per_page=rows_per_page, split=split
+        )
     elif seed is None or offset is None or n_pages is None:
         raise ConfigError("--digest says nothing of the window: give --seed, --offset and --n-pages with it")
     else:
-        window = Window(
-            seed=seed,
-            offset=offset,
-            n_pages=n_pages,
-            split=split_name(split or "train"),
-            num_rows_per_page=rows_per_page or 100,
+        window = _window(
+            seed,
+            offset,
+            n_pages,
+            100 if rows_per_page is None else rows_per_page,
+            "train" if split is None else split,
         )
     verdict = verify_window(_opened(dataset).catalog(), window, told)
     if as_json:
@@ -145,9 +141,15 @@ def _opened(dataset: str | None) -> Any:
 
 def _window(seed: str, offset: int, n_pages: int, rows_per_page: int, split: str) -> Any:
     from penstock.pages.catalog import split_name
-    from penstock.pages.choice import Window
+    from penstock.pages.choice import Window, seed_text
 
-    return Window(seed=seed, offset=offset, n_pages=n_pages, split=split_name(split), num_rows_per_page=rows_per_page)
+    return Window(
+        seed=seed_text(seed),
+        offset=offset,
+        n_pages=n_pages,
+        split=split_name(split),
+        num_rows_per_page=rows_per_page,
+    )
 
 
 def _read_report(path: Path) -> dict[str, Any]:

@@ -152,6 +152,8 @@ class Catalog:
 
 def split_name(split: str) -> str:
     """A split by the name it goes by here: train, valid, test."""
+    if not isinstance(split, str):  # pyright: ignore[reportUnnecessaryIsInstance] - whatever a user hands in
+        raise ConfigError(f"split={split!r} is no name: expected train, valid, test or another that the data set has")
     return _SPLITS.get(split.lower(), split.lower())
 
 
@@ -193,7 +195,10 @@ def parse_catalog(
     parts = [part for name, entry in found.items() for part in _parts(name, entry, told, where, cut)]
     parts = _without_union(parts)
     _refuse_twice(parts, told)
-    if not sum(part.num_rows for part in parts):
+    rows = sum(shard.num_rows for part in parts for shard in part.shards)
+    if rows > _MOST_ROWS:
+        raise SourceError(f"{told} tells of {rows} rows: expected {_MOST_ROWS} or fewer: {_remedy(where)}")
+    if not rows:
         raise SourceError(f"{told} tells of no rows: expected shards with rows in them: {_remedy(where)}")
     return Catalog(parts, where)
 
@@ -207,7 +212,7 @@ def _meant(metadata: bytes | None, where: str) -> set[str] | None:
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         found = yaml.load(metadata, Loader=loader)  # the safe one
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date or number that is none is a ValueError
         told = " ".join(str(error).split())
         raise SourceError(f"{where}/{METADATA_KEY} is not YAML: {told}: {_remedy(where)}") from error
     configs = found.get("configs") if isinstance(found, dict) else None
@@ -250,15 +255,20 @@ def _names(path: str) -> list[str]:
 
 def _parts(name: str, entry: Mapping[str, Any], told: str, where: str, cut: int) -> list[Part]:
     shards, split = entry.get("shards"), entry.get("split", "train")
-    if not _is_list(shards) or not isinstance(split, str):
+    if not _is_list(shards):
+        raise SourceError(f"{told}: config {name!r} has no list of shards: {_remedy(where)}")
+    if not isinstance(split, str) or not split:
         raise SourceError(
-            f"{told}: config {name!r} has no list of shards, or a split that is no name: {_remedy(where)}"
+            f"{told}: config {name!r} has split={split!r}, a split that is no name: expected train, valid or test: "
+            f"{_remedy(where)}"
         )
     by_split: dict[str, list[Shard]] = {}
     for number, shard in enumerate(shards):
         made, own = _shard(shard, f"{told}: shard {number} of config {name!r}", where, cut)
         by_split.setdefault(split_name(own or split), []).append(made)
     total, counted = entry.get("total_rows"), sum(shard.num_rows for some in by_split.values() for shard in some)
+    if total is not None and not _is_count(total):
+        raise SourceError(f"{told}: config {name!r} has total_rows={total!r}: expected a count: {_remedy(where)}")
     if total is not None and total != counted:
         raise SourceError(
             f"{told}: config {name!r} is said to have {total} rows, its shards have {counted}: {_remedy(where)}"
@@ -275,7 +285,7 @@ def _shard(entry: Any, told: str, where: str, cut: int) -> tuple[Shard, str | No
             f"{told} has path={path!r}, num_rows={rows!r}, size_bytes={size!r}: expected a name and counts: "
             f"{_remedy(where)}"
         )
-    if split is not None and not isinstance(split, str):
+    if split is not None and (not isinstance(split, str) or not split):
         raise SourceError(f"{told} has split={split!r}: expected a name: {_remedy(where)}")
     return Shard(_relative(path, told, cut), rows, size), split
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.blocks import cache_folder
-from penstock.errors import AccessDenied, ObjectNotFound, SourceError
+from penstock.errors import AccessDenied, ObjectNotFound, PreconditionFailed, SourceError, StorageError
 from penstock.pages.catalog import LARGEST_METADATA_BYTES, METADATA_KEY, SIZES_KEY, Catalog, Shard, parse_catalog
 from penstock.pages.data_pages import PagePlaces
 from penstock.pages.footers import TAIL_BYTES, ColumnFacts, column_facts, read_footer
@@ -39,8 +39,9 @@ class PagedDataset:
     """A Parquet data set with its index files. Constructing does no I/O; safe for threads; pickles.
 
     The index files are kept in the cache folder under the data set's place and read again only where their ETags have
-    changed. Of a shard, size and version are asked for once a process; every range is then one of that very version.
-    What a footer says of a column is kept in the cache folder too, under that version.
+    changed. Of a shard, size and version are asked for once a loader (at several endpoints, which tell no versions in
+    common, once a process); every range is then one of that very version. What a footer says of a column is kept in the
+    cache folder too, under that version.
     """
 
     def __init__(self, storage: ReadableStorage, *, expected_id: str | None = None) -> None:
@@ -51,7 +52,8 @@ class PagedDataset:
         self._turns: dict[str, threading.Lock] = {}
         self._catalog: tuple[Catalog, tuple[object, ...], float] | None = None
         self._infos: dict[str, ObjectInfo] = {}
-        self._facts: OrderedDict[tuple[str, str | None], ColumnFacts] = OrderedDict()
+        """Of shards at several endpoints, which are told apart by their sizes alone."""
+        self._facts: OrderedDict[tuple[str | int | None, ...], ColumnFacts] = OrderedDict()
         self._facts_bytes = 0
         self.bytes_read = 0
         """Of shards, by this process."""
@@ -143,7 +145,7 @@ class PagedDataset:
     # -- shards --------------------------------------------------------------------------------------------------------
 
     def info(self, shard: Shard) -> ObjectInfo:
-        """Size and version of a shard, as it was first seen by this process."""
+        """Size and version of a shard, as it is now."""
         found = self._infos.get(shard.path)
         if found is None:
             try:
@@ -158,18 +160,25 @@ class PagedDataset:
                     f"{self.where}/{shard.path} has {found.size_bytes} bytes, {SIZES_KEY} says {shard.size_bytes}: it "
                     f"was written again; write the index anew with `penstock pages index {self.where}`"
                 )
-            found = self._infos.setdefault(shard.path, found)
+            if isinstance(self.storage, EndpointStorage):
+                self._infos[shard.path] = found
         return found
 
     def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         """Bytes of a shard, of the version that `info` tells of; never fewer than asked for."""
         if isinstance(self.storage, ObjectStorage | EndpointStorage):
-            data = self.storage.get_range_of(info, start, stop)
+            try:
+                data = self.storage.get_range_of(info, start, stop)
+            except PreconditionFailed as error:
+                raise self._written_again(info) from error
+            except StorageError:
+                self._infos.pop(info.key, None)  # to be looked at again
+                raise
         else:
             data = self.storage.get_range(info.key, start, stop)
             now = self.storage.head(info.key)
             if (now.size_bytes, now.modified) != (info.size_bytes, info.modified):
-                raise SourceError(f"{self.where}/{info.key} was written again while it was read: choose pages anew")
+                raise self._written_again(info)
         if len(data) != stop - start:
             raise SourceError(
                 f"{self.where}/{info.key}: asked for bytes {start} to {stop} of {info.size_bytes}, got {len(data)}"
@@ -178,9 +187,16 @@ class PagedDataset:
             self.bytes_read += len(data)
         return data
 
-    def facts(self, shard: Shard, column: str | None) -> ColumnFacts:
-        """Where a column of a shard lies. Of threads that want the same, one reads the footer."""
-        key = shard.path, column
+    def _written_again(self, info: ObjectInfo) -> SourceError:
+        return SourceError(
+            f"{self.where}/{info.key} was written again since it was first looked at: choose pages anew, with a new "
+            "loader"
+        )
+
+    def facts(self, shard: Shard, column: str | None, info: ObjectInfo) -> ColumnFacts:
+        """Where a column of a shard lies, in the version that `info` tells of. Of threads that want the same, one reads
+        the footer."""
+        key = shard.path, column, _version(info), info.size_bytes
         with self._lock:
             turn = self._turns.setdefault(shard.path, threading.Lock())
         with turn:
@@ -189,7 +205,7 @@ class PagedDataset:
                 if found is not None:
                     self._facts.move_to_end(key)
                     return found
-            found = self._read_facts(shard, column)
+            found = self._read_facts(shard, column, info)
             with self._lock:
                 self._facts[key] = found
                 self._facts_bytes += found.nbytes
@@ -197,8 +213,7 @@ class PagedDataset:
                     self._facts_bytes -= self._facts.popitem(last=False)[1].nbytes
             return found
 
-    def _read_facts(self, shard: Shard, column: str | None) -> ColumnFacts:
-        info = self.info(shard)
+    def _read_facts(self, shard: Shard, column: str | None, info: ObjectInfo) -> ColumnFacts:
         name = _hashed(self.told, shard.path, info.version or "", str(info.size_bytes), column or "", "facts")
         found = self._kept_facts(name) if info.version is not None else None
         if found is None:
@@ -215,11 +230,10 @@ class PagedDataset:
         return found
 
     @contextmanager
-    def page_places(self, shard: Shard, facts: ColumnFacts, group: int) -> Iterator[PagePlaces]:
+    def page_places(self, info: ObjectInfo, facts: ColumnFacts, group: int) -> Iterator[PagePlaces]:
         """What is known of a large column chunk's pages; whoever learns more of it does so alone, and it is kept."""
-        info = self.info(shard)
         key = _hashed(
-            self.told, shard.path, info.version or "", str(info.size_bytes), facts.column, str(group), "places"
+            self.told, info.key, _version(info) or "", str(info.size_bytes), facts.column, str(group), "places"
         )
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
@@ -288,6 +302,10 @@ class PagedDataset:
 
 def _rebuild(storage: ReadableStorage, expected_id: str | None) -> PagedDataset:
     return PagedDataset(storage, expected_id=expected_id)
+
+
+def _version(info: ObjectInfo) -> str | None:
+    return info.version or info.modified
 
 
 def _folder() -> Path:

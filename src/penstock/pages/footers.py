@@ -104,7 +104,7 @@ def read_footer(read: Callable[[int, int], bytes], size: int, what: str, guess: 
         tail = read(size - needed, size)
     try:
         return parquet.read_metadata(pa.BufferReader(tail[-needed:])), tail[-needed : -_TAIL.size]
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{what} is not a sound Parquet file: {error}") from error
 
 
@@ -118,6 +118,13 @@ def column_facts(metadata: Any, wanted: str | None, size: int, what: str, raw: b
         what: The shard, for messages.
         raw: The footer as it is, for where the offset indexes of large chunks are.
     """
+    try:
+        return _column_facts(metadata, wanted, size, what, raw)
+    except UnicodeDecodeError as error:  # names are looked at only when they are asked for
+        raise SourceError(f"{what} has a name in its footer that is no text ({error}): it is damaged") from error
+
+
+def _column_facts(metadata: Any, wanted: str | None, size: int, what: str, raw: bytes | None) -> ColumnFacts:
     place, column = _find(metadata.schema, wanted, what)
     codecs: list[str] = []
     rows, groups = 0, np.zeros((metadata.num_row_groups, COLUMNS), dtype=np.int64)

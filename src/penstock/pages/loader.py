@@ -45,7 +45,7 @@ class R2DatasetLoader:
     PREFETCH_SIZE: int = 3
     """Pages loaded behind the one that is used."""
     READ_BUFFER_SIZE: int = 4 * 1024 * 1024
-    """The largest range that is asked for at a time."""
+    """The largest range of texts that is asked for at a time."""
     BATCH_SIZE: int = 128
     """Texts tokenised together."""
     CF_REGION_NAME: str = "enam"
@@ -144,6 +144,8 @@ class R2DatasetLoader:
                 raise ConfigError(f"{name}={value} holds nothing: expected 1 or more")
         if on_bad_row not in ("stop", "skip"):
             raise ConfigError(f"on_bad_row={on_bad_row!r} is unknown: expected 'stop' or 'skip'")
+        if pad_id is not None and not -(1 << 63) <= _index(pad_id, "pad_id") < 1 << 63:
+            raise ConfigError(f"pad_id={pad_id} does not fit in a batch: expected a 64-bit number")
         self.batch_size = batch_size
         self.sequence_length = sequence_length
         self.tokenizer = tokenizer
@@ -154,7 +156,7 @@ class R2DatasetLoader:
         if isinstance(pages_info, Pages):
             self._window = pages_info.window
             self._dataset = dataset if dataset is not None else pages_info.dataset
-        self._num_rows_per_page = num_rows_per_page
+        self._num_rows_per_page = None if num_rows_per_page is None else _index(num_rows_per_page, "num_rows_per_page")
         self._text_column = text_column
         self._on_bad_row: OnBadRow = on_bad_row
         self._pad_id = pad_id

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import SourceError
 from penstock.pages.catalog import Catalog
 from penstock.pages.choice import ROWS_PER_PAGE, Page, check_pages
 from penstock.pages.dataset import PagedDataset
 from penstock.pages.kept import KeptPages
-from penstock.pages.pipeline import PagePipeline, load_page
+from penstock.pages.pipeline import PagePipeline, load_page, refuse_forked
 from penstock.pages.reading import PageReader
 from penstock.pages.requests import Requests
 from penstock.pages.tokenizers import PageTokenizerLike, as_tokenizer
 from penstock.pages.tokens import Claim, OnBadRow, PageTokens, PageTokenSource
 
+_log = logging.getLogger(__name__)
+
+_COMPARED_PARTS = 8
 _COMPARED_TEXTS = 100
 _COMPARED_CHARS = 1_500
 
@@ -99,6 +104,7 @@ class OpenedPages:
                     yield at_hand[number]
                 else:
                     yield next(loaded)
+                    refuse_forked(self.pid)
                     self.source.let_go(page, self._rows_per_page)
 
     def one(self, number: int) -> PageTokens:
@@ -113,11 +119,18 @@ class OpenedPages:
         catalog: Catalog = self.catalog
 
         def first_texts() -> list[str]:
-            """The same for everybody, so that everybody chooses the same engine."""
-            part = next(part for part in catalog.parts if part.num_rows)
-            page = Page.of(part.config, 0, part.split, min(_COMPARED_TEXTS, part.num_rows))
-            with Requests(self.limits.max_requests) as requests:
-                texts = reader.texts(reader.locate(page, part, requests), requests)
-            return [text[:_COMPARED_CHARS] for text in texts if text is not None]
+            """The same for everybody, so that everybody chooses the same engine: of the first part that is sound,
+            whichever pages are asked for. A store that does not answer is no reason to take another."""
+            problem: SourceError | None = None
+            for part in [part for part in catalog.parts if part.num_rows][:_COMPARED_PARTS]:
+                page = Page.of(part.config, 0, part.split, min(_COMPARED_TEXTS, part.num_rows))
+                try:
+                    with Requests(self.limits.max_requests) as requests:
+                        texts = reader.texts(reader.locate(page, part, requests), requests)
+                    return [text[:_COMPARED_CHARS] for text in texts if text is not None]
+                except SourceError as error:
+                    _log.warning("%s is not taken to compare tokenizer engines by: %s", page.told, error)
+                    problem = problem or error
+            raise SourceError(f"no texts could be read to compare tokenizer engines by: {problem}") from problem
 
         return as_tokenizer(given, first_texts, catalog.dataset_id)

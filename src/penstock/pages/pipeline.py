@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -36,6 +37,7 @@ class PagePipeline:
         budget_bytes: int,
         on_wait: Callable[[float], None] | None = None,
     ) -> None:
+        self._pid = os.getpid()
         self._pages = pages
         self._load = load
         self._ahead = max(0, ahead)
@@ -58,6 +60,7 @@ class PagePipeline:
         try:
             for number in range(len(self._pages)):
                 yield self._wait_for(number)
+                refuse_forked(self._pid)
                 self.budget.give(number)
                 with self._changed:
                     self._used = number + 1
@@ -66,7 +69,9 @@ class PagePipeline:
             self.close()
 
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """End the threads; says whether they have ended within the time."""
+        """End the threads; says whether they have ended within the time. They are the business of their own process."""
+        if self._pid != os.getpid():
+            return True
         with self._changed:
             self._closing = True
             self._ready.clear()
@@ -118,6 +123,16 @@ class PagePipeline:
                 return None
             self._begun += 1
             return self._begun - 1
+
+
+def refuse_forked(pid: int) -> None:
+    """Stop where an iteration of another process goes on in this one: no thread came along, and locks may be held by
+    those that did not."""
+    if pid != os.getpid():
+        raise PenstockError(
+            f"the iteration was begun by process {pid} and goes on in a fork of it, {os.getpid()}, where nobody loads "
+            "pages: iterate anew there, or spawn processes"
+        )
 
 
 def load_page(page: Page, load: Load, requests: Requests, claim: Claim) -> PageTokens:

@@ -13,6 +13,7 @@ from penstock.pages.data_pages import TakenPages, decode, fetched, take_pages
 from penstock.pages.dataset import PagedDataset
 from penstock.pages.footers import ColumnFacts
 from penstock.pages.requests import Requests
+from penstock.storage import ObjectInfo
 
 _GAP_BYTES = 512 << 10
 """So much between two chunks is read along: it costs less than another request."""
@@ -64,6 +65,7 @@ class _Piece:
     """A page's rows in one shard."""
 
     shard: Shard
+    info: ObjectInfo
     facts: ColumnFacts
     runs: tuple[_Run, ...]
     first_row: int
@@ -80,21 +82,31 @@ class PageSource:
 
 
 class PageReader:
-    """Reads pages of a data set. Safe for threads."""
+    """Reads pages of a data set, each shard as it was when this reader first looked at it. Safe for threads."""
 
     def __init__(self, dataset: PagedDataset, *, text_column: str | None, buffer_bytes: int) -> None:
         self._dataset = dataset
         self._text_column = text_column
         self._buffer_bytes = max(1, buffer_bytes)
+        self._infos: dict[str, ObjectInfo] = {}
+
+    def info(self, shard: Shard) -> ObjectInfo:
+        """Size and version of a shard, as this reader first saw it."""
+        found = self._infos.get(shard.path)
+        return found if found is not None else self._infos.setdefault(shard.path, self._dataset.info(shard))
+
+    def _facts(self, shard: Shard) -> tuple[ObjectInfo, ColumnFacts]:
+        info = self.info(shard)
+        return info, self._dataset.facts(shard, self._text_column, info)
 
     def locate(self, page: Page, part: Part, requests: Requests) -> PageSource:
         """Find out where a page lies; asks for the footers that are not known yet."""
         shards = part.pieces(page.first_row, page.first_row + page.row_count)
-        jobs = [lambda shard=shard: self._dataset.facts(shard, self._text_column) for shard, _, _ in shards]
+        jobs = [lambda shard=shard: self._facts(shard) for shard, _, _ in shards]
         pieces, size = [], 0
-        for (shard, first, last), facts in zip(shards, requests.all_of(jobs), strict=True):
+        for (shard, first, last), (info, facts) in zip(shards, requests.all_of(jobs), strict=True):
             runs = self._runs([_wanted(facts, *found) for found in facts.pieces(first, last)])
-            pieces.append(_Piece(shard, facts, runs, first))
+            pieces.append(_Piece(shard, info, facts, runs, first))
             for run in runs:
                 size += run.stop - run.start if run.whole else 2 * self._buffer_bytes
                 size += sum(chunk.memory_bytes(self._buffer_bytes) for chunk in run.chunks)
@@ -145,13 +157,13 @@ class PageReader:
         )
 
     def _take(self, piece: _Piece, run: _Run) -> list[TakenPages]:
-        info = self._dataset.info(piece.shard)
+        info = piece.info
         what = self._what(piece)
         if not run.whole:
             chunk = run.chunks[0]
             told = f"{what}, row group {chunk.group}"
             give = _Window(lambda start, stop: self._dataset.read(info, start, stop), chunk, self._buffer_bytes)
-            with self._dataset.page_places(piece.shard, piece.facts, chunk.group) as places:
+            with self._dataset.page_places(info, piece.facts, chunk.group) as places:
                 places.walk(give.ahead, chunk.size, chunk.last, told)
                 found = places.find(chunk.first, chunk.last, told)
             return [fetched(give.exactly, found, told)]
@@ -197,14 +209,25 @@ class _Window:
         """For whoever knows what is needed."""
         place = at - self._from
         if not 0 <= place <= place + size <= len(self._held):
-            return memoryview(self._read(self._chunk.start + at, self._chunk.start + at + size))
+            return self._fetch(at, at + size)
         return self._held[place:]
 
     def _hold(self, at: int, stop: int) -> None:
         stop = min(stop, self._chunk.size)
         self._held = memoryview(b"")
-        self._held = memoryview(self._read(self._chunk.start + at, self._chunk.start + stop))
+        self._held = self._fetch(at, stop)
         self._from = at
+
+    def _fetch(self, at: int, stop: int) -> memoryview:
+        """Bytes of the chunk, no more than a buffer's at a time."""
+        start = self._chunk.start
+        if stop - at <= self._buffer_bytes:
+            return memoryview(self._read(start + at, start + stop))
+        found = bytearray(stop - at)
+        for first in range(0, len(found), self._buffer_bytes):
+            last = min(first + self._buffer_bytes, len(found))
+            found[first:last] = self._read(start + at + first, start + at + last)
+        return memoryview(found)
 
 
 def _wanted(facts: ColumnFacts, group: int, first: int, last: int) -> _Wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ class Requests:
         if limit < 1:
             raise ConfigError(f"MAX_CONCURRENT_REQUESTS={limit} asks for nothing: expected 1 or more")
         self._limit = limit
+        self._pid = os.getpid()
         self._places = threading.Semaphore(limit)
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -69,7 +71,9 @@ class Requests:
         self.close()
 
     def close(self) -> list[threading.Thread]:
-        """Ask the threads to end; gives them, to wait for."""
+        """Ask the threads to end; gives them, to wait for. A forked process has none, and a lock that nobody frees."""
+        if self._pid != os.getpid():
+            return []
         with self._lock:
             self._closing = True
             for _ in self._threads:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -54,10 +55,11 @@ class ForeignTokenizer:
     def __init__(self, inner: Any) -> None:
         end = getattr(inner, "eos_token_id", None)
         end = getattr(inner, "eot_token", None) if end is None else end
-        if not isinstance(end, int):
+        end = end.__index__() if isinstance(end, SupportsIndex) and not isinstance(end, bool) else -1
+        if not 0 <= end < _LARGEST_VOCABULARY:
             raise ConfigError(
-                f"the tokenizer ({type(inner).__name__}) has no eos_token_id, so nothing would end a document: give it "
-                f"one, or name a tokenizer: {FORMS}"
+                f"the tokenizer ({type(inner).__name__}) has no eos_token_id, or one that is no id, so nothing "
+                f"would end a document: give it one, or name a tokenizer: {FORMS}"
             )
         self.end_of_text_id = end
         size = getattr(inner, "n_vocab", None) or (len(inner) if hasattr(inner, "__len__") else None)
@@ -69,22 +71,35 @@ class ForeignTokenizer:
         return ForeignTokenizer, (self._inner,)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        documents = [np.asarray(ids, dtype=np.uint32) for ids in self._encoded(texts)]
+        documents = [self._checked(ids) for ids in self._encoded(texts)]
         offsets = np.cumsum([0, *(len(ids) + 1 for ids in documents)])
         closing = np.array([self.end_of_text_id], dtype=np.uint32)
         return Encoded(np.concatenate([part for ids in documents for part in (ids, closing)]), offsets)
 
+    def _checked(self, ids: Sequence[int]) -> np.ndarray:
+        found = np.asarray(ids)
+        if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"the tokenizer ({type(self._inner).__name__}) makes {found.dtype} of shape {found.shape} of a text: "
+                "expected a list of whole numbers"
+            )
+        if len(found) and not 0 <= found.min() <= found.max() < _LARGEST_VOCABULARY:
+            raise ConfigError(
+                f"the tokenizer ({type(self._inner).__name__}) gave ids from {found.min()} to {found.max()}: expected "
+                f"0 to {_LARGEST_VOCABULARY - 1}"
+            )
+        return found.astype(np.uint32)
+
     def _encoded(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        inner = self._inner
+        inner: Any = self._inner
         if hasattr(inner, "encode_ordinary_batch"):
             return inner.encode_ordinary_batch(list(texts))
-        if callable(inner):
-            made: Any = inner(list(texts), add_special_tokens=False)
+        if callable(inner) and (hasattr(inner, "convert_tokens_to_ids") or not hasattr(inner, "encode")):
+            made: Any = inner(list(texts), add_special_tokens=False)  # of the transformers kind
             return made["input_ids"]
-        try:
-            return [inner.encode(text, add_special_tokens=False) for text in texts]
-        except TypeError:
-            return [inner.encode(text) for text in texts]
+        encode: Any = getattr(inner, "encode")  # noqa: B009
+        more = {"add_special_tokens": False} if _takes(encode, "add_special_tokens") else {}
+        return [encode(text, **more) for text in texts]
 
 
 def as_tokenizer(given: Any, first_texts: Callable[[], list[str]], dataset_id: str) -> PageTokenizerLike:
@@ -153,6 +168,15 @@ def _once(named: NamedTokenizer, engine: EngineName | tuple[ReferenceEngine, Eng
         while len(_made) > _KEPT:
             _made.popitem(last=False)
         return found
+
+
+def _takes(function: Any, option: str) -> bool:
+    """Whether a function has a parameter of that name, or takes any."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # one that is not Python's and does not say
+        return False
+    return option in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def _version(package: str) -> str:

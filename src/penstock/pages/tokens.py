@@ -86,7 +86,7 @@ class PageTokenSource:
         if kept is not None:
             shards = part.pieces(page.first_row, page.first_row + page.row_count)
             with self.timings.of("fetch"):
-                jobs = [lambda shard=shard: self._dataset.info(shard) for shard, _, _ in shards]
+                jobs = [lambda shard=shard: self._reader.info(shard) for shard, _, _ in shards]
                 stamp = _stamp(requests.all_of(jobs))
             found = self._found(page, kept, stamp) if stamp is not None else None
             if found is not None:

@@ -18,6 +18,8 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.plans.permutation import Permutation, derive_key
 
+_MOST_ROWS = 1 << 53
+
 
 @dataclass(frozen=True, slots=True)
 class PageRows:
@@ -40,6 +42,8 @@ class PageNumbering:
         """
         if rows_per_page < 1:
             raise ConfigError(f"num_rows_per_page={rows_per_page} holds no row: expected 1 or more")
+        if rows_per_page > _MOST_ROWS:
+            raise ConfigError(f"num_rows_per_page={rows_per_page} is more than can be counted: expected 2**53 or fewer")
         self.rows_per_page = rows_per_page
         self._rows = np.array(part_rows, dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(-(-self._rows // rows_per_page))])
