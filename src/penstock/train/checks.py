@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from penstock.train.config import TrainingConfig
 
 _ABOVE_0 = {
-    "learning_rate": 1e6,
-    "outer_learning_rate": 1e6,
+    "learning_rate": 1e30,
+    "outer_learning_rate": 1e30,
     "session_timeout_s": sys.float_info.max,
     "stall_timeout_s": sys.float_info.max,
     "rank_timeout_s": sys.float_info.max,
