@@ -1,4 +1,4 @@
-"""Tables of the ledger, the same in every store. A change here is a new VERSION and a way from the old one."""
+"""Tables of the ledger, the same in every store. A change here is a new VERSION; a ledger of another one is refused."""
 
 VERSION = 3
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,19 @@ class StepResult:
     """Of all gradients together, before they are clipped; 0 for a model whose gradients are not looked at."""
     skipped: bool = False
     """Loss or gradients were not finite, and the weights are what they were."""
+
+    def told(self, step_s: float, wait_s: float) -> dict[str, Any]:
+        """What a step's event says of it, whoever made it."""
+        return {
+            "loss": round(self.loss, 6),
+            "num_tokens": self.num_tokens,
+            "learning_rate": self.learning_rate,
+            "grad_norm": round(self.grad_norm, 6),
+            "skipped": self.skipped,
+            "step_s": round(step_s, 6),
+            "wait_s": round(wait_s, 6),
+            "tokens_per_s": round(self.num_tokens / max(1e-9, step_s + wait_s), 1),
+        }
 
 
 class Together(Protocol):
