@@ -90,8 +90,7 @@ class Evaluation:
             for batch in islice(self._all(staging), self._batches):
                 if stop():
                     return None
-                with trainer.computing():
-                    total += trainer.model.loss_sum(batch, slice(0, len(batch)))
+                total += trainer.loss_sum(batch)
                 num_tokens += batch.num_tokens
         finally:
             trainer.model.train()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -23,6 +23,9 @@ State = dict[str, Tensor]
 """Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``."""
 
 OnNan = Literal["stop", "skip"]
+
+Computing = Callable[[], AbstractContextManager[None]]
+"""Within it, a model computes in the precision of the run."""
 
 _SKIPS_IN_A_ROW = 20
 """So many batches that cannot be learned are no bad data: the model is broken."""
@@ -64,6 +67,18 @@ class Together(Protocol):
         ...
 
 
+class InChunks(Protocol):
+    """Learning of sequences too long for one piece, in chunks of their tokens."""
+
+    def learn(self, batch: DeviceBatch, rows: slice, weight: float, computing: Computing) -> Tensor:
+        """Add the gradients of some sequences' summed loss over `weight`; returns that loss."""
+        ...
+
+    def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
+        """The summed loss of some sequences; nothing is learned."""
+        ...
+
+
 class Trainer:
     """Learns batches. Knows nothing of ledgers, files or other replicas.
 
@@ -80,6 +95,7 @@ class Trainer:
         max_grad_norm: float = 1.0,
         precision: Literal["fp32", "bf16"] = "fp32",
         on_nan: OnNan = "stop",
+        in_chunks: InChunks | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.device = device or torch.device("cpu")
@@ -90,6 +106,7 @@ class Trainer:
         self._max_grad_norm = max_grad_norm
         self._precision = precision
         self._on_nan: OnNan = on_nan
+        self._in_chunks = in_chunks
         self._skips_in_a_row = 0
 
     def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
@@ -111,10 +128,7 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         rows = max(1, -(-len(fed) // self._accumulation))
         for start in range(0, len(fed), rows):
-            with self.computing():
-                loss = self.model.loss_sum(fed, slice(start, start + rows)) / weight
-            loss.backward()
-            total += loss.detach()
+            total += self._learn(fed, slice(start, start + rows), weight)
         if together is not None:
             together.sum_gradients(self.model.parameters())
         norm = self._clip()
@@ -130,6 +144,20 @@ class Trainer:
         return StepResult(
             loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=grad_norm, skipped=not finite
         )
+
+    def loss_sum(self, batch: DeviceBatch) -> Tensor:
+        """The summed loss of a batch; nothing is learned."""
+        with self.computing():
+            return (self._in_chunks or self.model).loss_sum(batch, slice(0, len(batch)))
+
+    def _learn(self, batch: DeviceBatch, rows: slice, weight: float) -> Tensor:
+        """Add the gradients of some sequences; returns what they add to the loss."""
+        if self._in_chunks is not None:
+            return self._in_chunks.learn(batch, rows, weight, self.computing)
+        with self.computing():
+            loss = self.model.loss_sum(batch, rows) / weight
+        loss.backward()
+        return loss.detach()
 
     @contextmanager
     def computing(self) -> Iterator[None]:

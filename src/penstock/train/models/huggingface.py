@@ -115,7 +115,7 @@ class CausalLM(Learner):
         self.lm.train()
         accepted = inspect.signature(self.lm.forward).parameters
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
-        self._takes_positions = "position_ids" in accepted
+        self.takes_positions = "position_ids" in accepted
         self.apart: Apart = "never" if across_documents else self._find_way()
         """How documents that share a sequence are kept apart."""
         if self.apart == "never" and not across_documents:
@@ -147,7 +147,7 @@ class CausalLM(Learner):
 
     def _logits(self, apart: Apart, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
         options: dict[str, Any] = dict(self._options)
-        if apart != "never" and self._takes_positions:
+        if apart != "never" and self.takes_positions:
             options["position_ids"] = position_ids
         if apart == "mask":
             options["attention_mask"] = (document_ids[:, :, None] == document_ids[:, None, :]).tril()[:, None]
@@ -163,7 +163,7 @@ class CausalLM(Learner):
         self.lm.eval()  # without dropout, which would look like a difference
         try:
             for apart in ("positions", "mask"):
-                if apart == "positions" and not self._takes_positions:
+                if apart == "positions" and not self.takes_positions:
                     continue
                 try:
                     seen = [self._logits(apart, ids, positions, documents)[:, 3:] for ids in (one, other)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,10 @@ class Shape:
         return self.dim // self.heads
 
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Query, key and value, ``(sequences, heads, length, dim)``, to what is attended to, ``(sequences, length, heads,
+dim)``."""
+
 FEED_FACTOR = 3
 """How much wider the feed-forward is than the stream."""
 
@@ -41,7 +46,7 @@ class Transformer(Learner):
     def __init__(self, shape: Shape, *, vocab_size: int, across_documents: bool = False) -> None:
         super().__init__()
         self.shape = shape
-        self._across_documents = across_documents
+        self.across_documents = across_documents
         self.embed = nn.Embedding(vocab_size, shape.dim)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim)
@@ -50,14 +55,19 @@ class Transformer(Learner):
     def forward(self, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
         """Logits ``(sequences, length, vocabulary)``."""
         mask = None
-        if self._across_documents:  # then positions are those in the sequence
+        if self.across_documents:  # then positions are those in the sequence
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         else:
             mask = (document_ids[:, :, None] == document_ids[:, None, :]).tril()[:, None]
         rotation = rotary(position_ids, self.shape.head_dim)
         hidden = self.embed(input_ids)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            mixed = nnf.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+            return mixed.transpose(1, 2)
+
         for layer in self.layers:
-            hidden = layer(hidden, mask, rotation)
+            hidden = layer(hidden, attend, rotation)
         return self.norm(hidden) @ self.embed.weight.T
 
     def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
@@ -89,13 +99,10 @@ class Layer(nn.Module):
         self.up = nn.Linear(shape.dim, FEED_FACTOR * shape.dim, bias=False)
         self.down = nn.Linear(FEED_FACTOR * shape.dim, shape.dim, bias=False)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, attend: Attend, rotation: tuple[Tensor, Tensor]) -> Tensor:
         query, key, value = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3, self.heads, -1)).unbind(2)
         query, key = (rotate(part, rotation).to(value.dtype).transpose(1, 2) for part in (query, key))
-        mixed = nnf.scaled_dot_product_attention(
-            query, key, value.transpose(1, 2), attn_mask=mask, is_causal=mask is None
-        )
-        hidden = hidden + self.out(mixed.transpose(1, 2).flatten(2))
+        hidden = hidden + self.out(attend(query, key, value.transpose(1, 2)).flatten(2))
         normed = self.feed_norm(hidden)
         return hidden + self.down(nnf.silu(self.gate(normed)) * self.up(normed))
 
