@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "config.toml"
 
-MODELS = ("tiny", "small", "counting")
+MODELS = ("tiny", "small", "act", "counting")
 """Built-in models by name; any other name is a folder, a config.json or a model of the Hub."""
 
 MAY_CHANGE = frozenset(

@@ -141,6 +141,7 @@ class RunParts:
             total_samples=self.run_config.dataset["total_samples"],
             config_json=self.model_config,
             across_documents=self.config.attend_across_documents,
+            halt_max_steps=self.config.halt_max_steps,
         )
 
     def evaluation(self, events: Events, done_at: int) -> Evaluation | None:
