@@ -73,14 +73,15 @@ class RecurrentLayer(nn.Module):
     """A memory and a feed-forward, each behind a norm and added to the stream.
 
     Key, value and query are each made of a token and a learned share of the one before it: a memory can then hold "what
-    came after this", which is what recall asks for.
+    came after this", which is what recall asks for. That is also where it begins: a key is of the token before, query and
+    value are of the token itself, and query and key have the same weights.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.memory_norm = nn.RMSNorm(dim)
-        self.shares = nn.Parameter(torch.rand(3 * dim))
+        self.shares = nn.Parameter(torch.zeros(3 * dim))
         self.query = nn.Linear(dim, dim, bias=False)
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
@@ -95,6 +96,8 @@ class RecurrentLayer(nn.Module):
         with torch.no_grad():
             self.gates.bias[:heads] = torch.linspace(_SLOWEST, _FASTEST, heads)
             self.gates.bias[heads:] = 0.0
+            self.query.weight.copy_(self.key.weight)
+            self.shares[dim : 2 * dim] = 1.0
 
     def forward(self, hidden: Tensor, reading: Reading) -> Tensor:
         hidden = hidden + self._recall(self.memory_norm(hidden), reading)
