@@ -15,6 +15,10 @@ FEED_FACTOR = 3
 _SLOWEST, _FASTEST = -9.0, -4.0
 """Heads begin by forgetting 1 part in 8 000 to 1 in 55 of what they know, a token; they learn how much, and of what."""
 
+_SMALL = 1e-2
+"""Squares below this count as next to nothing where states are scaled to one size. A document's first token has no
+neighbour, so its key can be 0; scaled by a smaller number, its gradient would be larger than all others together."""
+
 
 class Reading:
     """A piece of each sequence while the model goes over it: which tokens take part, and a memory a use of a layer.
@@ -73,8 +77,8 @@ class RecurrentLayer(nn.Module):
     """A memory and a feed-forward, each behind a norm and added to the stream.
 
     Key, value and query are each made of a token and a learned share of the one before it: a memory can then hold "what
-    came after this", which is what recall asks for. That is also where it begins: a key is of the token before, query and
-    value are of the token itself, and query and key have the same weights.
+    came after this", which is what recall asks for. That is also where it begins: a key is of the token before, query
+    and value are of the token itself, and query and key have the same weights.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -87,7 +91,7 @@ class RecurrentLayer(nn.Module):
         self.value = nn.Linear(dim, dim, bias=False)
         self.gates = nn.Linear(dim, 2 * heads)
         self.open = nn.Linear(dim, dim, bias=False)
-        self.out_norm = nn.RMSNorm(dim // heads)
+        self.out_norm = nn.RMSNorm(dim // heads, eps=_SMALL)
         self.out = nn.Linear(dim, dim, bias=False)
         self.feed_norm = nn.RMSNorm(dim)
         self.gate = nn.Linear(dim, FEED_FACTOR * dim, bias=False)
@@ -144,4 +148,6 @@ class Stack(nn.Module):
 
 
 def _of_length_1(states: Tensor, dtype: torch.dtype) -> Tensor:
-    return nnf.normalize(nnf.silu(states.to(dtype)), dim=-1, eps=1e-6)
+    """Nearly so; less for small ones, and 0 for 0."""
+    states = nnf.silu(states.to(dtype))
+    return states * (states.square().sum(-1, keepdim=True) + _SMALL).rsqrt()

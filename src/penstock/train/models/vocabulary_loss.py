@@ -45,8 +45,8 @@ class _VocabularyLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        (grad,) = grads
         hidden, embeddings, labels = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden)
         of_embeddings = torch.zeros_like(embeddings)
