@@ -53,9 +53,10 @@ def delta_rule(
     with torch.autocast(query.device.type, enabled=False):
         query, key, value = (_in_blocks(part, memory.dtype) for part in (query, key, value))
         strength = _in_blocks(strength[..., None], memory.dtype)
-        kept = _in_blocks(log_keep[..., None], memory.dtype).squeeze(-1).cumsum(-1)
         places = _document_blocks(documents)
         seen = (places[..., :, None] == places[..., None, :]).tril()[:, None]
+        # A sum from each document's own beginning: one over all of the block would round by what others hold.
+        kept = (seen.to(memory.dtype) @ _in_blocks(log_keep[..., None], memory.dtype)).squeeze(-1)
         decay = (kept[..., :, None] - kept[..., None, :]).masked_fill(~seen, -torch.inf).exp()
         entering = torch.cat([torch.zeros_like(places[:, :1, -1]), places[:, :-1, -1]], dim=1)
         of_memory = (kept.exp() * (places == entering[..., None])[:, None])[..., None]
