@@ -28,6 +28,7 @@ def test_the_exported_names_are_these() -> None:
         "Mix",
         "R2DatasetLoader",
         "TrainingConfig",
+        "chunked_segment_rollout",
         "ingest",
         "load_bucket_secrets",
         "process_raw_dataset_to_blocks",

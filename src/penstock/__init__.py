@@ -15,6 +15,7 @@ __all__ = [
     "Mix",
     "R2DatasetLoader",
     "TrainingConfig",
+    "chunked_segment_rollout",
     "ingest",
     "load_bucket_secrets",
     "process_raw_dataset_to_blocks",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.pages import R2DatasetLoader
     from penstock.storage.buckets import load_bucket_secrets
     from penstock.train.config import TrainingConfig
+    from penstock.train.long.rollout import chunked_segment_rollout
     from penstock.train.run import run_training
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "Mix": "penstock.feed",
     "R2DatasetLoader": "penstock.pages",
     "TrainingConfig": "penstock.train.config",
+    "chunked_segment_rollout": "penstock.train.long.rollout",
     "ingest": "penstock.blocks",
     "load_bucket_secrets": "penstock.storage.buckets",
     "process_raw_dataset_to_blocks": "penstock.blocks",

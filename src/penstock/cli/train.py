@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.data import ingest_bar
 from penstock.cli.output import console, print_json
-from penstock.cli.train_flags import with_flags
+from penstock.cli.train_flags import NUMBER_OR_WORD, with_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,9 +89,8 @@ def _gather(
     from penstock.train.data import make_blocks
     from penstock.train.settings import gather, settings_of_file, settings_of_run, settings_of_words
 
-    size = flags.get("dataset_chunk_size")
-    if size is not None:
-        flags = {**flags, **settings_of_words([f"dataset_chunk_size={size}"])}
+    numbers = [f"{name}={flags[name]}" for name in NUMBER_OR_WORD if name in flags]
+    flags = {**flags, **settings_of_words(numbers)}
     said = (settings_of_file(file) if file else {}) | settings_of_words(assignments) | flags
     if run:
         said["run_dir"] = run

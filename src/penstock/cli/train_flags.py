@@ -41,9 +41,13 @@ FLAGS = (
     Flag("batch_size", int, "Data", "Sequences a step; with --parallel-independent, of each worker (8)"),
     Flag("max_seq_len", int, "Data", "Tokens a sequence (256)"),
     Flag("gradient_accumulation_steps", int, "Data", "Parts a batch is computed in (1)"),
+    Flag("use_chunked_training", bool, "Long sequences", "Learn sequences in chunks of tokens, in bounded memory"),
+    Flag("chunk_size", str, "Long sequences", "Tokens of such a chunk, or auto: the largest that fits (2048)"),
+    Flag("bptt_chunks", str, "Long sequences", "Chunks a recurrent model's gradients go back through, or all (1)"),
+    Flag("cpu_offload", bool, "Long sequences", "Keep what chunks leave for others in host memory"),
     Flag("tokenizer", str, "Data", f"{TOKENIZER_HELP} Without: the model's own, else one is trained on the data."),
     Flag("vocab_size", int, "Data", "Entries of a tokenizer trained here (4096)"),
-    Flag("model", str, "Model", "tiny, small, counting; a folder, a config.json, or owner/name of the Hub (tiny)"),
+    Flag("model", str, "Model", "tiny, small, act, counting; a folder, a config.json, or owner/name of the Hub (tiny)"),
     Flag("fresh_weights", bool, "Model", "Begin with random weights, though the model has some"),
     Flag("resize_embeddings", bool, "Model", "Add embeddings where the tokenizer has more tokens than the model"),
     Flag("attend_across_documents", bool, "Model", "Let documents that share a sequence see each other"),
@@ -82,6 +86,9 @@ FLAGS = (
     Flag("eval_every", int, "Evaluation", "Evaluate at the first commit behind every so many steps; 0: at the end (0)"),
     Flag("eval_batches", int, "Evaluation", "How many batches of it; else all"),
 )
+
+NUMBER_OR_WORD = ("dataset_chunk_size", "chunk_size", "bptt_chunks")
+"""Flags that take a number or one word, such as auto."""
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:

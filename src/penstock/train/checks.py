@@ -23,6 +23,8 @@ _LARGEST = 2**31 - 1
 
 _AT_LEAST = {
     "batch_size": 1,
+    "bptt_chunks": 1,
+    "chunk_size": 1,
     "commit_every_chunks": 1,
     "dataset_chunk_size": 1,
     "eval_batches": 1,
@@ -38,6 +40,9 @@ _AT_LEAST = {
     "warmup_steps": 0,
     "workers": 1,
 }
+
+_WORDS = {"dataset_chunk_size": "auto", "chunk_size": "auto", "bptt_chunks": "all"}
+"""What may be said instead of a number."""
 
 _CHOICES = {
     "lr_schedule": ("constant", "cosine", "linear"),
@@ -64,6 +69,7 @@ def check(config: TrainingConfig) -> None:
         raise ConfigError("model is empty: expected tiny, small, a folder, a config.json or a model of the Hub")
     _check_schedule(config)
     _check_devices(config)
+    _check_chunks(config)
     if config.eval_every and not config.eval_file:
         raise ConfigError(f"eval_every={config.eval_every} needs something to evaluate on (--eval-file)")
     if config.eval_file and config.model == "counting":
@@ -73,11 +79,12 @@ def check(config: TrainingConfig) -> None:
 def _check_numbers(config: TrainingConfig) -> None:
     for name, least in _AT_LEAST.items():
         value = getattr(config, name)
-        if value is None or (name == "dataset_chunk_size" and value == "auto"):
+        word = _WORDS.get(name)
+        if value is None or (word is not None and value == word):
             continue
-        if not isinstance(value, int) or not least <= value <= _LARGEST:
-            auto = ", or auto" if name == "dataset_chunk_size" else ""
-            raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}{auto}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+            or_word = f", or {word}" if word else ""
+            raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}{or_word}")
     if not 0 <= config.seed < 2**63:
         raise ConfigError(f"seed={config.seed} cannot work: expected 0 to 2**63 - 1")
     for name, most in _ABOVE_0.items():
@@ -106,6 +113,15 @@ def _check_schedule(config: TrainingConfig) -> None:
         raise ConfigError(
             f"warmup_steps={config.warmup_steps} goes beyond schedule_steps={config.schedule_steps}: lower one of them"
         )
+
+
+def _check_chunks(config: TrainingConfig) -> None:
+    if config.use_chunked_training and config.model == "counting":
+        raise ConfigError(
+            "use_chunked_training means nothing to the counting model, which reads no sequences: leave it away"
+        )
+    if config.cpu_offload and not config.use_chunked_training:
+        raise ConfigError("cpu_offload is about what chunks leave for others: it needs --use-chunked-training")
 
 
 def _check_devices(config: TrainingConfig) -> None:

@@ -16,15 +16,15 @@ _CHUNKS_PER_WORKER = 16
 """At least so many an epoch: fast workers take more chunks only where there are some to take."""
 
 
-def choose_chunk_size(manifest: Manifest, workers: int, free_bytes: int | None = None) -> int:
+def choose_chunk_size(manifest: Manifest, workers: int, free: int | None = None) -> int:
     """Samples a chunk, by the mean size of a sample of this data set.
 
     Args:
         manifest: Of the data set.
         workers: How many hold a chunk at a time.
-        free_bytes: Memory that is free; found out where not given.
+        free: Bytes of memory that are free; found out where not given.
     """
-    free = _free_bytes() if free_bytes is None else free_bytes
+    free = free_bytes() if free is None else free
     stored = sum(block.size_bytes for block in manifest.blocks)
     sample_bytes = max(1.0, stored / max(1, manifest.total_samples))
     budget = min(_LARGEST_CHUNK_BYTES, free * _SHARE / max(1, workers) / _BYTES_PER_TEXT_BYTE)
@@ -33,7 +33,7 @@ def choose_chunk_size(manifest: Manifest, workers: int, free_bytes: int | None =
     return max(1, min(by_memory, max(by_workers, 1), manifest.header.block_size))
 
 
-def _free_bytes() -> int:
+def free_bytes() -> int:
     """What the machine has free, or its control group still grants, whichever is less."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 CONFIG_KEY = "config.toml"
 
-MODELS = ("tiny", "small", "counting")
+MODELS = ("tiny", "small", "act", "counting")
 """Built-in models by name; any other name is a folder, a config.json or a model of the Hub."""
 
 MAY_CHANGE = frozenset(
     {
         "commit_every_chunks",
         "commit_every_s",
+        "cpu_offload",
         "cuda_ids",
         "dataset_file",
         "dataset_source",
@@ -88,6 +89,14 @@ class TrainingConfig:
     """Tokens a sequence."""
     gradient_accumulation_steps: int = 1
     """Parts a batch is computed in."""
+    use_chunked_training: bool = False
+    """Learn sequences in chunks of tokens: memory is set by the chunk, however long sequences are."""
+    chunk_size: int | Literal["auto"] = 2_048
+    """Tokens of such a chunk. ``auto``: the largest that fits, by trying."""
+    bptt_chunks: int | Literal["all"] = 1
+    """Chunks that the gradients of a recurrent model go back through; those of others go back through all."""
+    cpu_offload: bool = False
+    """Keep what chunks leave for others (keys, values, a carry) in host memory."""
     learning_rate: float = 1e-3
     """The greatest one, where there is a schedule."""
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
@@ -229,6 +238,8 @@ class RunConfig:
 
     def _binding(self) -> dict[str, object]:
         shaping = {field.name for field in fields(TrainingConfig)} - MAY_CHANGE - {"tokenizer"}
+        if self.training.model != "act":  # elsewhere the gradients are the same for any cut, and for none
+            shaping -= {"use_chunked_training", "chunk_size", "bptt_chunks"}
         return {
             **{name: getattr(self.training, name) for name in sorted(shaping)},
             "dataset_id": self.dataset["dataset_id"],

@@ -1,24 +1,29 @@
 """A run's model as a folder that `transformers` reads: config.json, model.safetensors, tokenizer.json.
 
 A built-in transformer is a Llama by another spelling: same norms, same rotation, same gates. Its weights are renamed
-and its joint projection is split; the logits are the same.
+and its joint projection is split; the logits are the same. The recurrent model is none that `transformers` knows: its
+weights and shape are written as they are, and `load_exported_act` reads them.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from penstock.errors import CheckpointError, ConfigError
 from penstock.ledger import Commit
 from penstock.storage import LocalStorage, Storage, open_storage
 from penstock.train.config import MODELS, RunConfig
+from penstock.train.models.act import ActShape, RecurrentModel
 from penstock.train.models.transformer import FEED_FACTOR, SHAPES, Shape
 from penstock.train.parts import MODEL_KEY, TOKENIZER_KEY, RunParts, embedded_ledger
+
+_ACT_TYPE = "penstock_act"
 
 
 def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
@@ -39,7 +44,9 @@ def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
     commit = _commit(parts, checkpoint_id)
     state = parts.checkpoints.read(commit.checkpoint_id, commit.digest)
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    if before.training.model in MODELS:
+    if before.training.model == "act":
+        config = _as_act(before)
+    elif before.training.model in MODELS:
         shape = SHAPES[before.training.model]
         config = _as_llama(shape, before)
         weights = _renamed(weights, shape)
@@ -75,6 +82,32 @@ def _write(
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text}
     dest.put("tokenizer_config.json", json.dumps(told, indent=2).encode())
     dest.put("config.json", json.dumps(config, indent=2).encode())  # last: with it the folder is whole
+
+
+def load_exported_act(folder: str) -> RecurrentModel:
+    """The recurrent model that `export_run` wrote to a folder."""
+    storage = open_storage(folder)
+    told = json.loads(storage.get("config.json"))
+    if told.get("model_type") != _ACT_TYPE:
+        raise ConfigError(f"{folder} holds a {told.get('model_type')!r}, no recurrent model: load it with transformers")
+    model = RecurrentModel(
+        ActShape(**told["shape"]),
+        vocab_size=told["vocab_size"],
+        halt_max_steps=told["halt_max_steps"],
+        across_documents=told["attend_across_documents"],
+    )
+    model.load_state_dict(load(storage.get("model.safetensors")))
+    return model.eval()
+
+
+def _as_act(run: RunConfig) -> dict[str, Any]:
+    return {
+        "model_type": _ACT_TYPE,
+        "vocab_size": run.vocab_size,
+        "shape": asdict(ActShape()),
+        "halt_max_steps": run.training.halt_max_steps,
+        "attend_across_documents": run.training.attend_across_documents,
+    }
 
 
 def _as_llama(shape: Shape, run: RunConfig) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from penstock.train.models import Learner, build_model
 from penstock.train.optimizers import AdamSettings
 from penstock.train.schedule import Schedule
 from penstock.train.staging import Staging
-from penstock.train.trainer import State, Trainer
+from penstock.train.trainer import InChunks, State, Trainer
 
 TOKENIZER_KEY = "tokenizer.json"
 MODEL_KEY = "model_config.json"
@@ -125,8 +125,22 @@ class RunParts:
             max_grad_norm=config.max_grad_norm,
             precision="bf16" if config.precision == "bf16" else "fp32",
             on_nan=config.on_nan,
+            in_chunks=self._in_chunks(model),
             device=device,
         )
+
+    def _in_chunks(self, model: Learner) -> InChunks | None:
+        """How sequences are learned that are not learned as a whole."""
+        config = self.config
+        if not config.use_chunked_training:
+            return None
+        from penstock.train.long.learning import ChunkSettings, learning_in_chunks
+
+        assert config.chunk_size != "auto"  # settled when the run began
+        settings = ChunkSettings(
+            chunk_size=config.chunk_size, bptt_chunks=config.bptt_chunks, cpu_offload=config.cpu_offload
+        )
+        return learning_in_chunks(model, settings, config.max_seq_len)
 
     @cached_property
     def model_config(self) -> str:
@@ -141,6 +155,7 @@ class RunParts:
             total_samples=self.run_config.dataset["total_samples"],
             config_json=self.model_config,
             across_documents=self.config.attend_across_documents,
+            halt_max_steps=self.config.halt_max_steps,
         )
 
     def evaluation(self, events: Events, done_at: int) -> Evaluation | None:

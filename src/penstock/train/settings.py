@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
             "gradient_accumulation_steps",
         )
     },
+    "long": {name: name for name in ("use_chunked_training", "chunk_size", "bptt_chunks", "cpu_offload")},
     "model": {
         "name": "model",
         "fresh_weights": "fresh_weights",

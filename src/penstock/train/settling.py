@@ -20,8 +20,9 @@ from penstock.train.checkpoints import Checkpoints
 from penstock.train.chunk_size import choose_chunk_size
 from penstock.train.config import MODELS, RunConfig, TrainingConfig, resolve
 from penstock.train.devices import choose_precision
+from penstock.train.models import build_model
 from penstock.train.parts import MODEL_KEY, TOKENIZER_KEY
-from penstock.train.trainer import State
+from penstock.train.trainer import State, computing
 
 _TOKENIZER_SAMPLE_CHARS = 8_000_000
 """How much text a tokenizer is trained on: enough for a small vocabulary, in seconds."""
@@ -42,6 +43,8 @@ def settle_config(
     except ConfigError as error:
         raise ConfigError(f"{named.origin}: {error}") from error
     tokenizer = make_tokenizer(named, engine)
+    if config.use_chunked_training and config.chunk_size == "auto":
+        config = replace(config, chunk_size=_try_chunk_sizes(config, model, tokenizer.vocab_size, devices))
     resolved = resolve(
         config,
         identity=blocks.identity(),
@@ -90,6 +93,7 @@ def _settled(
     if chunk_size == "auto":
         chunk_size = choose_chunk_size(manifest, len(devices))
     precision = config.precision if config.precision != "auto" else given.precision
+    sequence_chunk = config.chunk_size if config.chunk_size != "auto" else given.chunk_size
     schedule_steps = config.schedule_steps or (before.schedule_steps if before else None)
     if schedule_steps is None and config.lr_schedule != "constant":
         schedule_steps = config.steps
@@ -101,6 +105,7 @@ def _settled(
         plan=plan,
         tokenizer=tokenizer,
         dataset_chunk_size=chunk_size,
+        chunk_size=sequence_chunk,
         precision=choose_precision(precision, devices[0]),
         schedule_steps=schedule_steps,
     )
@@ -130,6 +135,34 @@ def _check_fit(config: TrainingConfig, config_json: str, vocab_size: int) -> Non
             f"max_seq_len={config.max_seq_len} is more than model={config.model!r} has positions for: "
             f"expected {longest} or less"
         )
+
+
+def _try_chunk_sizes(config: TrainingConfig, config_json: str, vocab_size: int, devices: list[torch.device]) -> int:
+    """Tokens a chunk of a sequence, found out by learning some on the device."""
+    from penstock.train.chunk_size import free_bytes
+    from penstock.train.long.choosing import Trial, choose_chunk_size
+    from penstock.train.long.learning import ChunkSettings
+
+    device = devices[0]
+    ranks = len(devices) if config.ddp else 1
+    model = build_model(
+        config.model,
+        vocab_size=vocab_size,
+        total_samples=0,
+        config_json=config_json,
+        across_documents=config.attend_across_documents,
+        halt_max_steps=config.halt_max_steps,
+    )
+    precision = "bf16" if config.precision == "bf16" else "fp32"
+    trial = Trial(
+        model=model.to(device),
+        length=config.max_seq_len,
+        sequences=-(-config.batch_size // (ranks * config.gradient_accumulation_steps)),
+        vocab_size=vocab_size,
+        computing=lambda: computing(device, precision),
+        settings=ChunkSettings(bptt_chunks=config.bptt_chunks, cpu_offload=config.cpu_offload),
+    )
+    return choose_chunk_size(trial, device, free_bytes())
 
 
 def _has_begun(storage: Storage, ledger: str) -> bool:

@@ -79,6 +79,13 @@ class InChunks(Protocol):
         ...
 
 
+@contextmanager
+def computing(device: torch.device, precision: Literal["fp32", "bf16"]) -> Iterator[None]:
+    """While inside, models on a device compute in some precision; their weights are fp32 always."""
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        yield
+
+
 class Trainer:
     """Learns batches. Knows nothing of ledgers, files or other replicas.
 
@@ -162,8 +169,7 @@ class Trainer:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """While inside, the model computes in the run's precision."""
-        wanted = self._precision == "bf16" and not self.model.is_witness
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=wanted):
+        with computing(self.device, "fp32" if self.model.is_witness else self._precision):
             yield
 
     def _set_learning_rate(self, number: int) -> float:

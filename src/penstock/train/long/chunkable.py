@@ -68,8 +68,8 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return nnf.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2)
 
 
-def chunkable(model: Learner) -> Chunkable:
-    """A model as one that learns sequences in chunks; refused where it cannot."""
+def chunkable(model: Learner, longest: int | None = None) -> Chunkable:
+    """A model as one that learns sequences in chunks, of at most `longest` tokens; refused where it cannot."""
     if isinstance(model, Transformer):
         return BuiltIn(model)
     from penstock.train.models.huggingface import CausalLM
@@ -77,7 +77,7 @@ def chunkable(model: Learner) -> Chunkable:
     if isinstance(model, CausalLM):
         from penstock.train.long.huggingface import as_chunkable
 
-        return as_chunkable(model)
+        return as_chunkable(model, longest)
     raise ConfigError(
         f"use_chunked_training: {type(model).__name__} learns no sequences that could be cut: leave it away, or choose "
         "tiny, small, act or a model of transformers (--model)"
