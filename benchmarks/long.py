@@ -2,7 +2,7 @@
 
     python benchmarks/long.py parity [--device cuda]
     python benchmarks/long.py memory [--device cuda] [--lengths 8192 ...] [--chunk-size 2048]
-    python benchmarks/long.py speed  [--device cuda] [--rounds 3] [--length 32768] [--longest 131072]
+    python benchmarks/long.py speed  [--device cuda] [--rounds 3] [--chunk-sizes 2048 4096] [--length N] [--longest N]
 
 Needs no network: models have random weights, tokens are random.
 
@@ -163,7 +163,7 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(args.device)
     shape = SHAPES["130M"]
     cache = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * 64  # keys and values, bf16, a token
-    told: dict[str, Any] = {"cache_gib_per_8192": cache * 8192 / GIB}
+    told: dict[str, Any] = {"keys and values of 8192 tokens, GiB": round(cache * 8192 / GIB, 3)}
     for how in ("chunks", "offload", "checkpointed", "whole"):
         rows: dict[int, float | str] = {}
         for length in args.lengths:
@@ -188,35 +188,42 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
     vocab_size = SHAPES["1.5B"]["vocab_size"]
     model = make_model("1.5B", device)
     told: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-    ways: list[How] = ["chunks", "offload", "checkpointed"]
-    seconds: dict[str, list[float]] = {how: [] for how in ways}
-    peaks: dict[str, float] = {}
-    learning = {
-        how: ExactChunks(chunkable(model), args.chunk_size, cpu_offload=how == "offload") if how in CHUNKED else None
-        for how in ways
-    }
-    trainer = make_trainer(model, "whole", args.chunk_size)
+    trainer = make_trainer(model, "whole", 0)
     batch = make_batch(args.length, vocab_size, device)
+    ways: list[tuple[How, int]] = [("checkpointed", 0), *(("chunks", size) for size in args.chunk_sizes)]
+    ways.append(("offload", args.chunk_sizes[-1]))
+    results: dict[tuple[How, int], list[tuple[float, float]]] = {way: [] for way in ways}
+    learning = {way: _in_chunks(model, *way) for way in ways}
     for number in range(args.rounds + 1):  # the first warms up
-        for how in ways:
+        for way in ways:
             free()
-            took, peaks[how] = _step(trainer, model, batch, how, learning[how])
+            result = _step(trainer, model, batch, way[0], learning[way])
             if number:
-                seconds[how].append(took)
-    for how in ways:
-        told[how] = _told(args.length, statistics.median(seconds[how]), peaks[how])
-    ratio = statistics.median(a / b for a, b in zip(seconds["checkpointed"], seconds["chunks"], strict=True))
-    told["chunks / checkpointed"] = round(ratio, 3)
-    del learning
+                results[way].append(result)
+    peer = [seconds for seconds, _ in results["checkpointed", 0]]
+    for (how, size), found in results.items():
+        seconds = [took for took, _ in found]
+        told[f"{how} {size or ''}".strip()] = {
+            **_told(args.length, statistics.median(seconds), found[-1][1]),
+            "of checkpointed": round(statistics.median(a / b for a, b in zip(peer, seconds, strict=True)), 3),
+        }
+    learning.clear()
     batch = make_batch(args.longest, vocab_size, device)
-    for how in CHUNKED:
+    for how, size in (
+        ("chunks", args.chunk_sizes[0]),
+        ("offload", args.chunk_sizes[0]),
+        ("offload", args.chunk_sizes[-1]),
+    ):
         free()
-        chunks = ExactChunks(chunkable(model), args.chunk_size, cpu_offload=how == "offload")
+        chunks = _in_chunks(model, how, size)
         _step(trainer, model, batch, how, chunks)
-        took, peak = _step(trainer, model, batch, how, chunks)
-        told[f"{how}, longest"] = _told(args.longest, took, peak)
+        told[f"longest, {how} {size}"] = _told(args.longest, *_step(trainer, model, batch, how, chunks))
         del chunks
     return told
+
+
+def _in_chunks(model: CausalLM, how: How, size: int) -> ExactChunks | None:
+    return ExactChunks(chunkable(model), size, cpu_offload=how == "offload") if how in CHUNKED else None
 
 
 def _step(
@@ -253,6 +260,7 @@ def main() -> None:
     parser.add_argument("what", choices=["parity", "memory", "speed"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--chunk-size", type=int, default=2_048)
+    parser.add_argument("--chunk-sizes", type=int, nargs="+", default=[2_048, 4_096])
     parser.add_argument("--lengths", type=int, nargs="+", default=[8_192, 16_384, 32_768, 65_536, 131_072])
     parser.add_argument("--length", type=int, default=32_768)
     parser.add_argument("--longest", type=int, default=131_072)

@@ -23,6 +23,7 @@ State = dict[str, Tensor]
 """Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``."""
 
 OnNan = Literal["stop", "skip"]
+Precision = Literal["fp32", "bf16"]
 
 Computing = Callable[[], AbstractContextManager[None]]
 """Within it, a model computes in the precision of the run."""
@@ -80,7 +81,7 @@ class InChunks(Protocol):
 
 
 @contextmanager
-def computing(device: torch.device, precision: Literal["fp32", "bf16"]) -> Iterator[None]:
+def computing(device: torch.device, precision: Precision) -> Iterator[None]:
     """While inside, models on a device compute in some precision; their weights are fp32 always."""
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
         yield
@@ -100,7 +101,7 @@ class Trainer:
         adam: AdamSettings | None = None,
         accumulation: int = 1,
         max_grad_norm: float = 1.0,
-        precision: Literal["fp32", "bf16"] = "fp32",
+        precision: Precision = "fp32",
         on_nan: OnNan = "stop",
         in_chunks: InChunks | None = None,
         device: torch.device | None = None,
@@ -111,7 +112,7 @@ class Trainer:
         self._schedule = schedule
         self._accumulation = accumulation
         self._max_grad_norm = max_grad_norm
-        self._precision = precision
+        self._precision: Precision = precision
         self._on_nan: OnNan = on_nan
         self._in_chunks = in_chunks
         self._skips_in_a_row = 0
@@ -169,7 +170,8 @@ class Trainer:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """While inside, the model computes in the run's precision."""
-        with computing(self.device, "fp32" if self.model.is_witness else self._precision):
+        precision: Precision = "fp32" if self.model.is_witness else self._precision
+        with computing(self.device, precision):
             yield
 
     def _set_learning_rate(self, number: int) -> float:

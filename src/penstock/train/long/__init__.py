@@ -9,8 +9,9 @@
         huggingface.py  models of `transformers` as one: tried out before use, refused with what to change
         attention.py    attention to the chunk and to all before it; its backward pays the earlier ones their share
         kernels.py      the arithmetic of it, as the model itself has it;
-        gpu_kernels.py  or as GPUs compute it fastest
+        fast_kernels.py or as the device computes it fastest
         documents.py    which keys a chunk's queries may see
+        cross_entropy.py  the loss, and its gradient at once
         dice.py         random numbers that are drawn a second time
         memory.py       keys, values and their gradients, on the device;
         host_memory.py  or in host memory, two layers of them on the device

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.train.long.documents import Documents
-from penstock.train.long.gpu_kernels import gpu_kernel
+from penstock.train.long.fast_kernels import fast_kernel
 from penstock.train.long.kernels import Kernel, OwnAttention, OwnKernel, Reach
 from penstock.train.long.memory import Memory
 
@@ -59,7 +59,7 @@ class ChunkAttention:
             wanted = torch.get_autocast_dtype(query.device.type)
             query, key, value = query.to(wanted), key.to(wanted), value.to(wanted)
         reach = Reach(self.documents, self.start, self.stop, window)
-        fast = gpu_kernel(query, key, value, scaling, reach) if plain and not dropout else None
+        fast = fast_kernel(query, key, value, scaling, reach) if plain and not dropout else None
         kernel: Kernel = fast or OwnKernel(own, dropout)
         laid = (part.transpose(1, 2) for part in (query, key, value))
         return _Attend.apply(*laid, layer, self.memory, kernel, reach)  # pyright: ignore[reportReturnType]

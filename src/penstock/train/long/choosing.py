@@ -29,6 +29,8 @@ _ADVICE = ((22 * _GB, 4_096), (16 * _GB, 2_048), (0, 1_024))
 _TRIED = (8_192, 4_096, 2_048, 1_024, 512, 256)
 _SHARE = 0.92
 """Of the memory that is free: what is let go is not always free in one piece."""
+_MORE_CHUNKS = 6
+"""Of a second trial, beyond two: what it takes more is what grows with the sequence."""
 _OPTIMIZER_BYTES = 8
 """A parameter: two moments in fp32."""
 
@@ -79,16 +81,16 @@ def _needed_bytes(trial: Trial, size: int, device: torch.device) -> int | None:
     """The most memory that learning a whole sequence in chunks of some size takes; None where a trial does not fit."""
     parameters = sum(parameter.numel() for parameter in trial.model.parameters())
     try:
-        peaks = [_peak_bytes(trial, size, chunks, device) for chunks in (2, 3)]
+        peaks = [_peak_bytes(trial, size, chunks, device) for chunks in (2, 2 + _MORE_CHUNKS)]
     except torch.OutOfMemoryError:
         return None
     finally:
         trial.model.zero_grad(set_to_none=True)
         gc.collect()
         torch.cuda.empty_cache()
-    growth = max(0, peaks[1] - peaks[0])
+    growth = max(0, peaks[1] - peaks[0]) / _MORE_CHUNKS
     chunks = -(-trial.length // size)
-    return peaks[0] + growth * max(0, chunks - 2) + _OPTIMIZER_BYTES * parameters
+    return int(peaks[0] + growth * max(0, chunks - 2)) + _OPTIMIZER_BYTES * parameters
 
 
 def _peak_bytes(trial: Trial, size: int, chunks: int, device: torch.device) -> int:

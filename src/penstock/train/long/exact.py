@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.train.device_batch import DeviceBatch
 from penstock.train.long.attention import ChunkAttention
 from penstock.train.long.chunkable import Chunkable
+from penstock.train.long.cross_entropy import loss_and_gradient
 from penstock.train.long.dice import Dice
 from penstock.train.long.documents import Documents
 from penstock.train.long.host_memory import HostMemory
@@ -80,10 +81,12 @@ class ExactChunks:
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         grads: list[Tensor] = []
         for tile, wanted in self._tiles(hidden.detach(), labels):
-            loss = summed_cross_entropy(self._model.logits(tile.requires_grad_()), wanted) / weight
+            logits = self._model.logits(tile.requires_grad_())
+            loss, grad = loss_and_gradient(logits, wanted, weight)
             with torch.autocast(hidden.device.type, enabled=False):
-                loss.backward()
-            total += loss.detach()
+                logits.backward(grad)
+            total += loss
+            del logits, grad  # before there are those of the tile that follows
             assert tile.grad is not None
             grads.append(tile.grad)
         with torch.autocast(hidden.device.type, enabled=False):

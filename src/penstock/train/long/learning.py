@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,9 +55,9 @@ class CarriedChunks:
 
     @torch.no_grad()
     def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
-        return self._rolled_out(batch, rows, 1.0, None).loss_sum
+        return self._rolled_out(batch, rows, 1.0, nullcontext).loss_sum
 
-    def _rolled_out(self, batch: DeviceBatch, rows: slice, weight: float, computing: Computing | None) -> Rollout:
+    def _rolled_out(self, batch: DeviceBatch, rows: slice, weight: float, computing: Computing) -> Rollout:
         tokens = LongTokens(
             input_ids=batch.input_ids[rows],
             labels=batch.labels[rows],
@@ -71,5 +72,5 @@ class CarriedChunks:
             bptt_chunks=self._settings.bptt_chunks,
             cpu_offload=self._settings.cpu_offload,
             weight=weight,
-            **({} if computing is None else {"computing": computing}),
+            computing=computing,
         )

@@ -1,9 +1,9 @@
-"""Attention of chunks on a GPU.
+"""Attention of chunks by kernels that need no memory of queries times keys.
 
 Keys of a document that began in an earlier chunk are seen by every query of it: a rectangle, without a mask. The
-chunk's own keys are seen causally: a square. On GPUs that cuDNN has its fastest kernels for, the two are computed apart
-and merged by their normalisers. Elsewhere, and where a query sees no further than a window, flash attention computes
-both at once, aligned to the last key.
+chunk's own keys are seen causally: a square. On CPUs, and on GPUs that cuDNN has its fastest kernels for, the two are
+computed apart and merged by their normalisers. On other GPUs, and where a query sees no further than a window, flash
+attention computes both at once, aligned to the last key.
 
 Queries, keys and values are ``(sequences, length, heads, dim)``, normalisers (the logarithm of what a softmax divides
 by) ``(sequences, heads, length)``.
@@ -11,6 +11,7 @@ by) ``(sequences, heads, length)``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,33 +25,47 @@ from penstock.train.long.kernels import Kernel, Reach
 _aten = torch.ops.aten
 
 
-class _Grads(NamedTuple):
+class Grads(NamedTuple):
+    """Gradients, each of the shape of what it is for."""
+
     query: Tensor
     keys: Tensor
     values: Tensor
+
+
+class Computed(NamedTuple):
+    """Attention that was computed, and the gradient of what came of it."""
+
+    grad: Tensor
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    attended: Tensor
+    normaliser: Tensor
+
+    def laid(self) -> Iterator[Tensor]:
+        """All but the normaliser as ``(sequences, heads, length, dim)``."""
+        return (part.transpose(1, 2) for part in self[:-1])
 
 
 _SPLIT_FROM = 2_048 * 8_192
 """Queries times earlier keys from which it is worth it to compute the two apart: calls cost time too."""
 
 
-def gpu_kernel(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, reach: Reach) -> Kernel | None:
+def fast_kernel(query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, reach: Reach) -> Kernel | None:
     """What computes plain attention fastest here; None where nothing of the kind does."""
     dim = query.shape[-1]
-    if (
-        query.device.type != "cuda"
-        or query.dtype not in (torch.bfloat16, torch.float16)
-        or not query.dtype == keys.dtype == values.dtype
-        or not dim == keys.shape[-1] == values.shape[-1]
-        or dim % 8
-        or dim > 256
-    ):
+    if not (query.dtype == keys.dtype == values.dtype and dim == keys.shape[-1] == values.shape[-1]):
+        return None
+    if query.device.type == "cpu":
+        return CpuKernel(scaling) if reach.window is None else None
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16) or dim % 8 or dim > 256:
         return None
     capability = torch.cuda.get_device_capability(query.device)
     has_cudnn = capability >= (9, 0) and dim <= 128 and torch.backends.cuda.cudnn_sdp_enabled()
     worth_it = (reach.stop - reach.start) * (reach.start - reach.first_key) >= _SPLIT_FROM
     if has_cudnn and worth_it and reach.window is None:
-        return SplitKernel(scaling)
+        return CudnnKernel(scaling)
     return FlashKernel(scaling) if capability >= (8, 0) else None
 
 
@@ -76,7 +91,7 @@ class FlashKernel:
         runs = _runs(reach, query.device)
         if len(runs) == 1 and runs[0].keys.start is None:
             return self._grads(grad, query, keys, values, attended, normaliser, runs[0])
-        grads = _Grads(*(torch.zeros_like(part) for part in (query, keys, values)))
+        grads = Grads(*(torch.zeros_like(part) for part in (query, keys, values)))
         for run in runs:
             seen = run.rows, run.keys
             found = self._grads(
@@ -106,7 +121,7 @@ class FlashKernel:
 
     def _grads(
         self, grad: Tensor, query: Tensor, keys: Tensor, values: Tensor, attended: Tensor, normaliser: Tensor, run: _Run
-    ) -> _Grads:
+    ) -> Grads:
         nothing = torch.empty(2, dtype=torch.uint64, device=query.device)  # of dropout, which there is none of
         found = _aten._flash_attention_backward(
             *(run.laid(part.contiguous()) for part in (grad, query)),
@@ -121,54 +136,85 @@ class FlashKernel:
             window_size_left=run.window_left,
             window_size_right=None if run.window_left is None else 0,
         )
-        return _Grads(*(part.view(like.shape) for part, like in zip(found, (query, keys, values), strict=True)))
+        return Grads(*(part.view(like.shape) for part, like in zip(found, (query, keys, values), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class SplitKernel:
-    """Earlier keys and own keys apart: the rectangle by cuDNN, the square too unless documents divide it."""
+class SplitKernel(ABC):
+    """Earlier keys and own keys apart, merged by their normalisers."""
 
     scaling: float | None
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> tuple[Tensor, tuple[Tensor, ...]]:
-        own_keys, own_values = _own(keys, reach), _own(values, reach)
-        if reach.documents.whole:
-            attended, normaliser = self._attended(query, own_keys, own_values, causal=True)
-        else:
-            attended, (_, normaliser) = FlashKernel(self.scaling).forward(query, own_keys, own_values, reach.own())
+        attended, normaliser = self.square(query, _own(keys, reach), _own(values, reach), reach.own())
         for rows, until, seen in _rectangles(reach):
-            found, other = self._attended(query[rows, :until], keys[rows, seen], values[rows, seen], causal=False)
+            found, other = self.rectangle(query[rows, :until], keys[rows, seen], values[rows, seen])
             mine, my_normaliser = attended[rows, :until], normaliser[rows, :, :until]
             share = torch.sigmoid(other - my_normaliser).transpose(1, 2)[..., None]
-            mine.copy_(torch.lerp(mine.float(), found.float(), share))
+            mine.copy_(torch.lerp(mine.to(share.dtype), found.to(share.dtype), share))
             my_normaliser.copy_(torch.logaddexp(other, my_normaliser))
         return attended, (attended, normaliser)
 
     def backward(
         self, grad: Tensor, query: Tensor, keys: Tensor, values: Tensor, kept: tuple[Tensor, ...], reach: Reach
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """With the output and normaliser of all keys, the gradients of some are their share of the whole's."""
         attended, normaliser = kept
-        own_keys, own_values = _own(keys, reach), _own(values, reach)
-        if reach.documents.whole:
-            own = self._grads(grad, query, own_keys, own_values, attended, normaliser, causal=True)
-        else:
-            own = _Grads(*FlashKernel(self.scaling).backward(grad, query, own_keys, own_values, kept, reach.own()))
+        of = Computed(grad, query, _own(keys, reach), _own(values, reach), attended, normaliser)
+        own = self.square_grads(of, reach.own())
         if reach.first_key == reach.start:
             return own
-        earlier = _Grads(own.query, *(torch.zeros_like(part[:, : -own_keys.shape[1]]) for part in (keys, values)))
+        earlier = [torch.zeros_like(part[:, : reach.start - reach.first_key]) for part in (keys, values)]
         for rows, until, seen in _rectangles(reach):
-            found = self._grads(
+            of = Computed(
                 grad[rows, :until],
                 query[rows, :until],
                 keys[rows, seen],
                 values[rows, seen],
                 attended[rows, :until],
                 normaliser[rows, :, :until],
-                causal=False,
             )
+            found = self.rectangle_grads(of)
             own.query[rows, :until] += found.query
-            earlier.keys[rows, seen], earlier.values[rows, seen] = found.keys, found.values
-        return own.query, torch.cat([earlier.keys, own.keys], 1), torch.cat([earlier.values, own.values], 1)
+            earlier[0][rows, seen], earlier[1][rows, seen] = found.keys, found.values
+        return own.query, torch.cat([earlier[0], own.keys], 1), torch.cat([earlier[1], own.values], 1)
+
+    @abstractmethod
+    def square(self, query: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+        """What a chunk attends to in itself, and the normalisers."""
+
+    @abstractmethod
+    def square_grads(self, of: Computed, reach: Reach) -> Grads: ...
+
+    @abstractmethod
+    def rectangle(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What queries attend to that see all of some keys, and the normalisers."""
+
+    @abstractmethod
+    def rectangle_grads(self, of: Computed) -> Grads: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnKernel(SplitKernel):
+    """By cuDNN, but for squares that documents divide: those by flash attention."""
+
+    def square(self, query: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+        if reach.documents.whole:
+            return self._attended(query, keys, values, causal=True)
+        attended, (_, normaliser) = FlashKernel(self.scaling).forward(query, keys, values, reach)
+        return attended, normaliser
+
+    def square_grads(self, of: Computed, reach: Reach) -> Grads:
+        if reach.documents.whole:
+            return self._grads(of, causal=True)
+        kept = of.attended, of.normaliser
+        return Grads(*FlashKernel(self.scaling).backward(of.grad, of.query, of.keys, of.values, kept, reach))
+
+    def rectangle(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self._attended(query, keys, values, causal=False)
+
+    def rectangle_grads(self, of: Computed) -> Grads:
+        return self._grads(of, causal=False)
 
     def _attended(self, query: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
         laid = (part.transpose(1, 2) for part in (query, keys, values))
@@ -177,34 +223,66 @@ class SplitKernel:
         )
         return found.transpose(1, 2), normaliser[..., 0]
 
-    def _grads(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attended: Tensor,
-        normaliser: Tensor,
-        *,
-        causal: bool,
-    ) -> _Grads:
-        """With the output and normaliser of all keys, the gradients of some are their share of the whole's."""
-        nothing = torch.empty((), dtype=torch.int64, device=query.device)  # of dropout, which there is none of
+    def _grads(self, of: Computed, *, causal: bool) -> Grads:
+        nothing = torch.empty((), dtype=torch.int64, device=of.query.device)  # of dropout, which there is none of
         found = _aten._scaled_dot_product_cudnn_attention_backward(
-            *(part.transpose(1, 2) for part in (grad, query, keys, values, attended)),
-            normaliser.contiguous()[..., None],
+            *of.laid(),
+            of.normaliser.contiguous()[..., None],
             nothing,
             nothing,
             None,
             None,
             None,
-            query.shape[1],
-            keys.shape[1],
+            of.query.shape[1],
+            of.keys.shape[1],
             0.0,
             causal,
             scale=self.scaling,
         )
-        return _Grads(*(part.transpose(1, 2) for part in found))
+        return Grads(*(part.transpose(1, 2) for part in found))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernel(SplitKernel):
+    """By torch's kernel for CPUs; a mask only within a chunk, where documents divide it."""
+
+    def square(self, query: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> tuple[Tensor, Tensor]:
+        return self._attended(query, keys, values, causal=True, mask=_added(reach, query.dtype))
+
+    def square_grads(self, of: Computed, reach: Reach) -> Grads:
+        return self._grads(of, causal=True, mask=_added(reach, of.query.dtype))
+
+    def rectangle(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self._attended(query, keys, values, causal=False, mask=None)
+
+    def rectangle_grads(self, of: Computed) -> Grads:
+        return self._grads(of, causal=False, mask=None)
+
+    def _attended(
+        self, query: Tensor, keys: Tensor, values: Tensor, *, causal: bool, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        found, normaliser = _aten._scaled_dot_product_flash_attention_for_cpu(
+            *(part.transpose(1, 2) for part in (query, keys, values)),
+            0.0,
+            causal and mask is None,
+            attn_mask=mask,
+            scale=self.scaling,
+        )
+        return found.transpose(1, 2), normaliser
+
+    def _grads(self, of: Computed, *, causal: bool, mask: Tensor | None) -> Grads:
+        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *of.laid(), of.normaliser, 0.0, causal and mask is None, attn_mask=mask, scale=self.scaling
+        )
+        return Grads(*(part.transpose(1, 2) for part in found))
+
+
+def _added(reach: Reach, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores so that documents do not see each other; None where there is nothing to keep apart."""
+    if reach.documents.whole:
+        return None
+    seen = reach.mask()
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
