@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -9,6 +10,8 @@ from penstock.feed import IGNORED_LABEL
 from penstock.train.long.rollout import chunked_segment_rollout
 from penstock.train.long.tokens import LongTokens, long_tokens
 from penstock.train.models.act import ActShape, RecurrentModel
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 KEYS, VALUES, FILLING, VOCABULARY = 8, 8, 16, 40
 """Keys are tokens 0 to 7, values 8 to 15, all else is filling."""

@@ -21,6 +21,8 @@ from penstock.train.models import build_model
 from penstock.train.models.act import ActShape
 from train.long_models import CPU, VOCABULARY, Case, GruModel, gradients, recurrent
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 cases = st.builds(
     Case,
     seed=st.integers(0, 2**20),
