@@ -51,8 +51,8 @@ def find_model(name: str, *, fresh_weights: bool) -> HubModel:
         known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"model={name!r} cannot be had: {_first_line(error)}: expected tiny, small, act, a folder with config.json, "
-            "a config.json, or a model of the Hub that needs no code of its own"
+            f"model={name!r} cannot be had: {_first_line(error)}: expected tiny, small, act, a folder with "
+            "config.json, a config.json, or a model of the Hub that needs no code of its own"
         ) from error
     if not known:
         raise ConfigError(f"model={name!r} is a {config.model_type!r}, which is no causal language model")
