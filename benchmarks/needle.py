@@ -1,6 +1,6 @@
 """Needle recall beyond a chunk: a recurrent model with its carry, beside the same one with the carry cut.
 
-    python benchmarks/needle.py [--length 4096] [--chunk-size 512] [--steps 300] [--device cuda] [--json]
+    python benchmarks/needle.py [--length 2048] [--chunk-size 256] [--steps 150] [--device cuda] [--json]
 
 Rows of filling hold pairs of key and value at random places. Later each key stands there again, alone, and its value
 is to be said: only who remembers knows it. Some are asked for within the chunk, most of them chunks later; told is how
@@ -131,10 +131,10 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--chunk-size", type=int, default=512)
+    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--chunk-size", type=int, default=256)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", action="store_true")
