@@ -20,6 +20,8 @@ from penstock.train.trainer import Trainer
 from train.long_models import CPU, SMALL, VOCABULARY, recurrent
 from train.test_trainer import batch_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IDS = torch.randint(VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
 
 

@@ -14,6 +14,8 @@ from penstock.train.models import vocabulary_loss as losses
 from penstock.train.models.recurrence import delta_rule
 from penstock.train.models.vocabulary_loss import vocabulary_loss
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def token_by_token(
     query: Tensor, key: Tensor, value: Tensor, log_keep: Tensor, strength: Tensor, documents: Tensor, memory: Tensor

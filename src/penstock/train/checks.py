@@ -66,7 +66,7 @@ def check(config: TrainingConfig) -> None:
     if not config.dataset_file:
         raise ConfigError("dataset_file is empty: name a data set (--dataset-file), or a run to resume (--run)")
     if not config.model:
-        raise ConfigError("model is empty: expected tiny, small, a folder, a config.json or a model of the Hub")
+        raise ConfigError("model is empty: expected tiny, small, act, a folder, a config.json or a model of the Hub")
     _check_schedule(config)
     _check_devices(config)
     _check_chunks(config)

@@ -51,8 +51,8 @@ def find_model(name: str, *, fresh_weights: bool) -> HubModel:
         known = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"model={name!r} cannot be had: {_first_line(error)}: expected tiny, small, a folder with config.json, "
-            "a config.json, or a model of the Hub that needs no code of its own"
+            f"model={name!r} cannot be had: {_first_line(error)}: expected tiny, small, act, a folder with "
+            "config.json, a config.json, or a model of the Hub that needs no code of its own"
         ) from error
     if not known:
         raise ConfigError(f"model={name!r} is a {config.model_type!r}, which is no causal language model")
@@ -192,7 +192,7 @@ def _transformers() -> Any:
         import transformers
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "models other than tiny, small and counting need transformers: "
+            "models other than tiny, small, act and counting need transformers: "
             "install it with `pip install 'transformers>=5'`"
         ) from error
     transformers.utils.logging.set_verbosity_error()

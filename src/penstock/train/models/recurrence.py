@@ -17,6 +17,8 @@ whole.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as nnf
 from torch import Tensor
@@ -71,15 +73,44 @@ def delta_rule(
         onward = of_memory[..., -1:, :] * torch.eye(key.shape[-1], dtype=memory.dtype, device=memory.device)
         onward = onward - ends @ erased
         added = ends @ written
-        memories: list[Tensor] = []
-        for step, more in zip(onward.unbind(2), added.unbind(2), strict=True):
-            memories.append(memory)
-            memory = step @ memory + more
-        at_start = torch.stack(memories, dim=2)
+        at_start, memory = _from_block_to_block(onward, added, memory)
 
         changes = written - erased @ at_start
         out = (query @ keys * decay) @ changes + (query * of_memory) @ at_start
     return out.flatten(2, 3)[:, :, :length].transpose(1, 2), memory
+
+
+def _from_block_to_block(onward: Tensor, added: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The memory each block begins with, ``(sequences, heads, blocks, ...)``, and the one behind the last."""
+    by_block = [part.flatten(0, 1).transpose(0, 1).contiguous() for part in (onward, added)]
+    starts, last = _Chain.apply(*by_block, memory.flatten(0, 1))  # pyright: ignore
+    return starts.transpose(0, 1).unflatten(0, memory.shape[:2]), last.unflatten(0, memory.shape[:2])
+
+
+class _Chain(torch.autograd.Function):
+    """``memory <- onward[i] @ memory + added[i]``, block by block: one product a block each way, which is all that
+    cannot be done for all blocks at once."""
+
+    @staticmethod
+    def forward(ctx: Any, onward: Tensor, added: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        memories = added.new_empty(len(added) + 1, *memory.shape)
+        memories[0] = memory
+        for block in range(len(added)):
+            torch.baddbmm(added[block], onward[block], memories[block], out=memories[block + 1])
+        starts, last = memories[:-1], memories[-1].clone()
+        ctx.save_for_backward(onward, starts)
+        return starts, last
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        onward, starts = ctx.saved_tensors
+        of_starts, of_memory = grads
+        back = onward.transpose(2, 3)
+        along = starts.new_empty(len(starts) + 1, *of_memory.shape)
+        along[-1] = of_memory
+        for block in reversed(range(len(starts))):
+            torch.baddbmm(of_starts[block], back[block], along[block + 1], out=along[block])
+        return along[1:] @ starts.transpose(2, 3), along[1:], along[0]
 
 
 def _in_blocks(part: Tensor, dtype: torch.dtype) -> Tensor:
