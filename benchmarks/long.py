@@ -163,24 +163,35 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(args.device)
     shape = SHAPES["130M"]
     cache = 2 * 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * 64  # keys and values, bf16, a token
-    told: dict[str, Any] = {"keys and values of 8192 tokens, GiB": round(cache * 8192 / GIB, 3)}
-    for how in ("chunks", "offload", "checkpointed", "whole"):
-        rows: dict[int, float | str] = {}
-        for length in args.lengths:
-            if how in ("checkpointed", "whole") and length > 65_536:
-                continue
-            model = make_model("130M", device)
-            trainer = make_trainer(model, how, args.chunk_size)
-            batch = make_batch(length, shape["vocab_size"], device)
-            try:
-                trainer.step(batch, 1)
-                rows[length] = round(peak_gib(lambda t=trainer, b=batch: t.step(b, 2), device), 3)
-            except torch.OutOfMemoryError:
-                rows[length] = "does not fit"
-            del model, trainer, batch
-            free()
-        told[how] = rows
+    parameters = sum(parameter.numel() for parameter in make_model("130M", device).parameters())
+    free()
+    told: dict[str, Any] = {
+        "keys and values of 8192 tokens, GiB": round(cache * 8192 / GIB, 3),
+        "weights, gradients and moments, GiB": round(16 * parameters / GIB, 3),
+    }
+    ways: tuple[How, ...] = ("chunks", "offload", "checkpointed", "whole")
+    for how in ways:
+        whole = how not in CHUNKED
+        told[how] = {
+            length: _peak_of_step(how, length, 1, args.chunk_size, device)
+            for length in args.lengths
+            if not (whole and length > 65_536)
+        }
+        if how != "checkpointed":
+            told[f"{how}, 4 sequences of 32768"] = _peak_of_step(how, 32_768, 4, args.chunk_size, device)
     return told
+
+
+def _peak_of_step(how: How, length: int, sequences: int, chunk_size: int, device: torch.device) -> float | str:
+    """The peak of a step that is not the first, in GiB."""
+    free()  # what the step before left behind
+    trainer = make_trainer(make_model("130M", device), how, chunk_size)
+    batch = make_batch(length, SHAPES["130M"]["vocab_size"], device, sequences=sequences)
+    try:
+        trainer.step(batch, 1)
+        return round(peak_gib(lambda: trainer.step(batch, 2), device), 3)
+    except torch.OutOfMemoryError:
+        return "does not fit"
 
 
 def speed(args: argparse.Namespace) -> dict[str, Any]:
@@ -209,11 +220,9 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
         }
     learning.clear()
     batch = make_batch(args.longest, vocab_size, device)
-    for how, size in (
-        ("chunks", args.chunk_sizes[0]),
-        ("offload", args.chunk_sizes[0]),
-        ("offload", args.chunk_sizes[-1]),
-    ):
+    smallest, largest = min(args.chunk_sizes), max(args.chunk_sizes)
+    longest: list[tuple[How, int]] = [("chunks", smallest), ("offload", smallest), ("offload", largest)]
+    for how, size in longest:
         free()
         chunks = _in_chunks(model, how, size)
         _step(trainer, model, batch, how, chunks)

@@ -24,7 +24,7 @@ from penstock.train.config import TrainingConfig
 SEED_FLAGS = (
     *("--parallel-independent", "--ddp", "--cuda-ids", "--model", "--dataset-file", "--dataset-chunk-size", "--steps"),
     *("--batch-size", "--max-seq-len", "--gradient-accumulation-steps", "--stop-after-epoch", "--iterate"),
-    *("--eval-file", "--log-file", "--halt-max-steps"),
+    *("--eval-file", "--log-file", "--halt-max-steps", "--use-chunked-training", "--chunk-size", "--cpu-offload"),
 )
 
 
