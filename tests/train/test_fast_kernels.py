@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 HEADS, KEY_HEADS, DIM = 4, 2, 8
 
 
-def attended(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def attended(seen: Tensor, scale: float | None, query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """``(heads, length, dim)`` each, and the normalisers."""
     keys, values = (part.repeat_interleave(len(query) // len(part), 0) for part in (keys, values))
     scores = query @ keys.transpose(1, 2) * (scale or 1 / math.sqrt(query.shape[-1]))
@@ -35,7 +35,7 @@ def attended(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: f
 
 
 def grads(
-    grad: Tensor, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, normaliser: Tensor, seen: Tensor, scale: Any
+    seen: Tensor, scale: Any, grad: Tensor, query: Tensor, keys: Tensor, values: Tensor, out: Tensor, normaliser: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As flash attention has them, of the output and the normaliser of all keys, wherever these came from."""
     groups = len(query) // len(keys)
@@ -64,7 +64,7 @@ class Cudnn:
         assert told[:3] == (None, True, 0.0)
         seen = causal(query.shape[2], keys.shape[2]) if told[3] else torch.tensor([[True]])
         assert not told[3] or query.shape[2] == keys.shape[2]
-        found = [attended(*parts, seen, scale) for parts in zip(query, keys, values, strict=True)]
+        found = [attended(seen, scale, *parts) for parts in zip(query, keys, values, strict=True)]
         out = torch.stack([part for part, _ in found])
         laid = torch.empty_like(out.transpose(1, 2).contiguous()).transpose(1, 2).copy_(out)  # in memory as it came
         return laid, torch.stack([part for _, part in found])[..., None], *(None,) * 7
@@ -76,7 +76,7 @@ class Cudnn:
         assert normaliser.is_contiguous()
         seen = causal(query.shape[2], keys.shape[2]) if told[14] else torch.tensor([[True]])
         parts: Any = zip(grad, query, keys, values, out, normaliser[..., 0], strict=True)
-        found = [grads(*part, seen, scale) for part in parts]
+        found = [grads(seen, scale, *part) for part in parts]
         return tuple(torch.stack(part) for part in zip(*found, strict=True))
 
 
@@ -86,7 +86,7 @@ class Flash:
     @classmethod
     def forward(cls, query: Tensor, keys: Tensor, values: Tensor, *told: Any, **more: Any) -> tuple[Any, ...]:
         found = [
-            attended(*parts, causal(parts[0].shape[1], parts[1].shape[1], more["window_size_left"]), more["scale"])
+            attended(causal(parts[0].shape[1], parts[1].shape[1], more["window_size_left"]), more["scale"], *parts)
             for parts in cls._segments((query, keys, values), told)
         ]
         if told[0] is not None:
@@ -105,7 +105,7 @@ class Flash:
         normalisers = normaliser.split(told[6].diff().tolist(), 1) if packed else normaliser
         laid = cls._segments((grad, query, keys, values, out), told[6:], of_queries=(0, 1, 4))
         found = [
-            grads(*parts, rest, causal(parts[1].shape[1], parts[2].shape[1], more["window_size_left"]), more["scale"])
+            grads(causal(parts[1].shape[1], parts[2].shape[1], more["window_size_left"]), more["scale"], *parts, rest)
             for parts, rest in zip(laid, normalisers, strict=True)
         ]
         columns = list(zip(*found, strict=True))
@@ -155,7 +155,7 @@ def check(kernel: Kernel, documents: Documents, start: int, stop: int, window: i
     ]
     mask = reach.mask().expand(documents.sequences, 1, -1, -1)
     laid: Any = zip(*(part.transpose(1, 2) for part in inputs), mask, strict=True)
-    expected = torch.stack([attended(*parts, 0.3)[0] for parts in laid]).transpose(1, 2)
+    expected = torch.stack([attended(seen, 0.3, *parts)[0] for *parts, seen in laid]).transpose(1, 2)
     grad = torch.randn(expected.shape, dtype=torch.float64, generator=chance)
     expected.backward(grad)
     query, keys, values = (part.detach() for part in inputs)
