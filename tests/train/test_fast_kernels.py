@@ -104,10 +104,9 @@ class Flash:
         packed = told[6] is not None
         normalisers = normaliser.split(told[6].diff().tolist(), 1) if packed else normaliser
         laid = cls._segments((grad, query, keys, values, out), told[6:], of_queries=(0, 1, 4))
-        found = [
-            grads(causal(parts[1].shape[1], parts[2].shape[1], more["window_size_left"]), more["scale"], *parts, rest)
-            for parts, rest in zip(laid, normalisers, strict=True)
-        ]
+        sets: list[Any] = [(*left, right) for left, right in zip(laid, normalisers, strict=True)]
+        window, scale = more["window_size_left"], more["scale"]
+        found = [grads(causal(parts[1].shape[1], parts[2].shape[1], window), scale, *parts) for parts in sets]
         columns = list(zip(*found, strict=True))
         if packed:
             return tuple(torch.cat(part, 1).transpose(0, 1) for part in columns)
