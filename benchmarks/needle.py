@@ -103,7 +103,7 @@ def train(way: Way, options: argparse.Namespace) -> tuple[RecurrentModel, float]
 @torch.no_grad()
 def recall(model: RecurrentModel, way: Way, length: int, options: argparse.Namespace) -> float:
     """How often the answer is right where it is asked for beyond a chunk, on rows that were not learned."""
-    rows = haystack(max(4, 32 * 4096 // length), length, torch.Generator().manual_seed(2))
+    rows = haystack(max(4, 16 * 4096 // length), length, torch.Generator().manual_seed(2))
     tokens = read_as(way, rows.tokens, options.chunk_size)
     carry = model.initial_carry(len(tokens.input_ids), torch.device(options.device))
     right = asked = 0

@@ -218,7 +218,7 @@ def peak_of(model: nn.Module, length: int, chunk_size: int, **more: Any) -> tupl
 
 def test_memory_does_not_grow_with_the_sequence() -> None:
     shape = ActShape(dim=32, heads=2, fast_layers=1, slow_layers=1, cycles=1)
-    model = recurrent(halt_max_steps=2, dtype=torch.float32, shape=shape)
+    model = recurrent(dtype=torch.float32, shape=shape)
     short, _ = peak_of(model, 2_048, 256)
     long, result = peak_of(model, 16_384, 256)
     carried = sum(tensor.nbytes for tensor in result.carry.values())
