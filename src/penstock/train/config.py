@@ -65,7 +65,7 @@ class TrainingConfig:
     run_dir: str = ""
     """The run's folder; a folder with a run in it resumes that run. Empty: ``runs/<data set's name>``."""
     model: str = "tiny"
-    """A built-in model by name: tiny, small, or counting (which counts how often each sample was learned). Else a
+    """A built-in model by name: tiny, small, act (recurrent) or counting (how often each sample was learned). Else a
     causal language model of `transformers`: a folder, a config.json, or ``owner/name[@revision]`` of the Hub."""
     fresh_weights: bool = False
     """Begin with random weights, though the model came with some."""
