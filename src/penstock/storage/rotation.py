@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ObjectNotFound, PenstockError, StorageError, TransientStoreError
 from penstock.storage.client import ObjectClient
+from penstock.storage.hedging import Pace
 
 _log = logging.getLogger(__name__)
 _OUT_AFTER = 3
@@ -52,6 +53,8 @@ class Endpoint:
         self.last_failure = ""
         self.probe_at = 0.0
         self.probe_wait_s = _FIRST_PROBE_S
+        self.looks, self.answers, self.bodies = Pace(), Pace(), Pace()
+        """How long it takes to look at an object; to begin an answer with one; a mebibyte of that, to arrive."""
 
     def health(self) -> EndpointHealth:
         return EndpointHealth(
