@@ -50,7 +50,7 @@ class RetryBudget:
         return chosen if asked_s is None else asked_s + chosen * 0.1
 
 
-METADATA = RetryBudget(attempts=8, deadline_s=600.0)
+METADATA = RetryBudget(attempts=9, deadline_s=600.0)
 """A server that is not there at all is given up in seconds; one that asks to wait is waited for."""
 DATA = RetryBudget(attempts=14, deadline_s=900.0)
 """A download that took hours is worth a quarter of an hour of patience."""
