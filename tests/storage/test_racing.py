@@ -283,6 +283,24 @@ def test_an_endpoint_with_another_version_begins_again_and_is_not_blamed(stage: 
     assert [health.failures for health in stage.rotation.health()] == [1, 0]
 
 
+def test_who_waits_goes_on_as_soon_as_an_endpoint_is_back(stage: Stage) -> None:
+    endpoint = Endpoint("only", *[TransientStoreError("gone")] * 4)
+    hour = RetryBudget(attempts=9, deadline_s=7200.0, first_wait_s=3600.0, longest_wait_s=3600.0)
+    with ThreadPoolExecutor(1) as pool:
+        for failures in range(1, 4):  # which take it out
+            with pytest.raises(TransientStoreError):
+                stage.race(endpoint, budget=RetryBudget(attempts=1))
+            assert endpoint.asked == failures
+        waiting = pool.submit(stage.race, endpoint, budget=hour)
+        wait_until(lambda: endpoint.asked == 4)
+        while not waiting.done():  # until after it has begun to wait
+            assert stage.rotation is not None
+            with stage.rotation._lock:
+                stage.rotation._endpoints[0].is_in = False
+            stage.race(endpoint)
+        assert waiting.result(60) == "only"
+
+
 # The end
 
 

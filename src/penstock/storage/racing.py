@@ -156,7 +156,7 @@ class Race(Generic[T]):
         self._reports: queue.SimpleQueue[Attempt[T]] = queue.SimpleQueue()
         self._what = key or what or "the list"
         what = f"{key or what or 'a list'} on {len(rotation.health())} endpoints"
-        self._patience = Patience(budget=budget, what=what, began_at=time.monotonic())
+        self._patience = Patience(budget=budget, what=what, sleep=rotation.pause, began_at=time.monotonic())
 
     def run(self) -> tuple[T, Endpoint]:
         """The first answer, and whose it is."""

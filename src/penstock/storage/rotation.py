@@ -71,6 +71,7 @@ class Rotation:
 
     def __init__(self, clients: Sequence[ObjectClient]) -> None:
         self._lock = threading.Lock()
+        self._is_back = threading.Condition(self._lock)
         self._endpoints = [Endpoint(client) for client in clients]
         self._turn = 0
         self._known_key = ""
@@ -98,6 +99,11 @@ class Rotation:
         first = turn % len(inside) if inside else 0
         return inside[first:] + inside[:first] + outside
 
+    def pause(self, seconds: float) -> None:
+        """Wait; no longer than until an endpoint that was out is back, which is what one waits for."""
+        with self._is_back:
+            self._is_back.wait(seconds)
+
     def note_answer(self, endpoint: Endpoint, key: str = "") -> None:
         """It answered; `key` is an object that is there."""
         with self._lock:
@@ -105,6 +111,8 @@ class Rotation:
             was_out, endpoint.is_in = not endpoint.is_in, True
             endpoint.running, endpoint.is_probed, endpoint.probe_wait_s = 0, False, _FIRST_PROBE_S
             self._known_key = key or self._known_key
+            if was_out:
+                self._is_back.notify_all()
         if was_out:
             _log.warning("%s answers again and is asked in turn", endpoint.name)
 
