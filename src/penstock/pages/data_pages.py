@@ -228,8 +228,24 @@ def _bytes(give: Give, at: int, stop: int, what: str) -> memoryview:
     return data[: stop - at]
 
 
-def decode(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int, what: str) -> Any:
-    """The wanted rows of several column chunks, end to end, as an Arrow array of strings.
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The texts of some rows, None where there is none. What a dictionary holds once is here once, however often."""
+
+    rows: list[str | None]
+    size_bytes: int
+    """Of all of them, each as often as it is there."""
+
+
+def spells_out(levels: int) -> bool:
+    """Whether entries of a dictionary are spelled out for every row of the data pages after all: pyarrow knows them
+    only in columns that are in no struct."""
+    return levels > 1
+
+
+def decode(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int, what: str) -> Texts:
+    """The wanted rows of several column chunks, end to end. Entries of a dictionary are not spelled out for every row,
+    see `spells_out`.
 
     Args:
         taken: Of each chunk, what holds its rows.
@@ -240,8 +256,11 @@ def decode(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int, what
     import pyarrow as pa
     from pyarrow import parquet
 
+    coded = ["c"] if any(some.has_dictionary for some in taken) and not spells_out(levels) else None
     try:
-        file = parquet.ParquetFile(pa.BufferReader(_file(taken, codecs, levels)), page_checksum_verification=True)
+        file = parquet.ParquetFile(
+            pa.BufferReader(_file(taken, codecs, levels)), page_checksum_verification=True, read_dictionary=coded
+        )
         table = file.read(use_threads=False)
         column = table.column(0)
         for _ in range(max(0, levels - 1)):
@@ -257,7 +276,29 @@ def decode(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int, what
     expected = sum(some.wanted for some in taken)
     if len(found) != expected or at != len(column):
         raise SourceError(f"{what} has {len(found)} of the {expected} rows that its headers tell of: it is damaged")
-    return found
+    rows: list[str | None] = []
+    size = 0
+    for chunk in found.chunks:
+        texts, length = _spelled_out(chunk)
+        rows += texts
+        size += length
+    return Texts(rows, size)
+
+
+def _spelled_out(chunk: Any) -> tuple[list[str | None], int]:
+    """An array's texts, and their bytes. Those of a dictionary are one object each, and only the ones that are used."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if not pa.types.is_dictionary(chunk.type):
+        lengths = compute.call_function("binary_length", [chunk])
+        return chunk.to_pylist(), compute.call_function("sum", [lengths]).as_py() or 0
+    places = chunk.indices.fill_null(-1).to_numpy()
+    used, numbers, counts = np.unique(places, return_inverse=True, return_counts=True)
+    entries = chunk.dictionary.take(pa.array(used[used >= 0]))
+    lengths = compute.call_function("binary_length", [entries]).fill_null(0).to_numpy()
+    texts = [None] * int(len(used) - len(entries)) + entries.to_pylist()
+    return [texts[number] for number in numbers.tolist()], int((lengths * counts[used >= 0]).sum())
 
 
 def _file(taken: Sequence[TakenPages], codecs: Sequence[str], levels: int) -> bytes:
