@@ -20,6 +20,7 @@ from penstock.errors import AccessDenied, ObjectNotFound, PreconditionFailed, So
 from penstock.pages.catalog import LARGEST_METADATA_BYTES, METADATA_KEY, SIZES_KEY, Catalog, Shard, parse_catalog
 from penstock.pages.data_pages import PagePlaces
 from penstock.pages.footers import TAIL_BYTES, ColumnFacts, column_facts, read_footer
+from penstock.pages.forking import renew_in_forks
 from penstock.storage import EndpointStorage, LocalStorage, ObjectInfo, ObjectStorage, ReadableStorage
 from penstock.storage.keys import TEMP_SUFFIX
 
@@ -47,18 +48,23 @@ class PagedDataset:
     def __init__(self, storage: ReadableStorage, *, expected_id: str | None = None) -> None:
         self.storage = storage
         self._expected_id = expected_id
-        self._lock = threading.Lock()
-        self._looking = threading.Lock()
-        self._turns: dict[str, threading.Lock] = {}
         self._catalog: tuple[Catalog, tuple[object, ...], float] | None = None
-        self._facts: OrderedDict[tuple[str | int | None, ...], ColumnFacts] = OrderedDict()
-        self._facts_bytes = 0
         self.bytes_read = 0
         """Of shards, by this process."""
-        self._places: OrderedDict[str, PagePlaces] = OrderedDict()
         self._tail_bytes = TAIL_BYTES
         self.token_stores: dict[tuple[int, Path, int], TokenStore | None] = {}
         """Token caches of this data set that are open, by process, folder and budget."""
+        self.renew()
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """Locks, and what they guard."""
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self._facts: OrderedDict[tuple[str | int | None, ...], ColumnFacts] = OrderedDict()
+        self._facts_bytes = 0
+        self._places: OrderedDict[str, PagePlaces] = OrderedDict()
 
     def __reduce__(self) -> tuple[object, ...]:
         known = self._catalog[0].dataset_id if self._catalog is not None else self._expected_id

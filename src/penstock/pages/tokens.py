@@ -40,6 +40,14 @@ _VERSION = 1
 _opening = threading.Lock()
 
 
+def _renew() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 class PageTokens(NamedTuple):
     """Tokens of a page's rows, end to end; row i is ``ids[offsets[i]:offsets[i + 1]]``. A row without tokens has no
     text; every other ends with end of text."""

@@ -136,6 +136,7 @@ class Race(Generic[T]):
             pin: The version that an endpoint is held to, where it is.
             hedged: Whether a slow one is asked for again elsewhere.
         """
+        refuse_after_fork()  # before any lock or lane: those of the parent are not ours
         self._rotation = rotation
         self._lanes = lanes
         self._allowance = allowance
@@ -160,7 +161,6 @@ class Race(Generic[T]):
 
     def run(self) -> tuple[T, Endpoint]:
         """The first answer, and whose it is."""
-        refuse_after_fork()  # before any lock or lane: those of the parent are not ours
         self._allowance.earn()
         self._upcoming = self._next_round()
         try:
