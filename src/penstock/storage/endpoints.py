@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
@@ -143,7 +144,8 @@ class EndpointStorage(ReadsObjects):
         check_prefix(prefix)
         found: dict[ObjectClient, dict[str, ObjectInfo]] = {}
 
-        def listed(client: ObjectClient, _: PartialRead) -> dict[str, ObjectInfo]:
+        def listed(client: ObjectClient, part: PartialRead) -> dict[str, ObjectInfo]:
+            part.answered_at = time.monotonic()  # a long list may take longer than the deadline, as long as it goes on
             pages = found.setdefault(client, {})  # each endpoint's own: they may list in different orders
             client.list_on(prefix, pages)
             return pages

@@ -39,7 +39,8 @@ Ask = Callable[[ObjectClient, PartialRead], T]
 class Attempt(Generic[T]):
     """One request to one endpoint, in a lane. Reports to its race, unless that has given it up."""
 
-    def __init__(self, endpoint: Endpoint, partial: PartialRead, *, reads: bool) -> None:
+    def __init__(self, endpoint: Endpoint, partial: PartialRead, *, reads: bool, paced: bool) -> None:
+        """Remember whom to ask; `paced` says that it is one request, whose time tells what is usual."""
         self.endpoint = endpoint
         self.partial = partial
         self.result: T | None = None
@@ -49,6 +50,7 @@ class Attempt(Generic[T]):
         self.is_slow = False
         """Whether another was asked beside it."""
         self._reads = reads
+        self._paced = paced
         self._had = partial.arrived
         self._lock = threading.Lock()
         self._is_done = False
@@ -57,6 +59,8 @@ class Attempt(Generic[T]):
         try:
             self.result = ask(self.endpoint.client, self.partial)
             self._note_pace(time.monotonic())
+        except StorageError as error:
+            self.error = error.with_traceback(None)  # which would hold all that has arrived until it is collected
         except BaseException as error:  # noqa: BLE001 - raised by who asked
             self.error = error
         with self._lock:
@@ -93,6 +97,8 @@ class Attempt(Generic[T]):
         return max(1.0, self.partial.awaited_bytes / LEAST_BYTES)
 
     def _note_pace(self, now: float) -> None:
+        if not self._paced:
+            return
         if not self._reads:
             self.endpoint.looks.note(now - self.began_at)
         elif self.partial.answered_at is not None:
@@ -227,22 +233,22 @@ class Race(Generic[T]):
 
     def _start(self, endpoint: Endpoint) -> None:
         partial = self._base.branch(self._pin(endpoint) if self._pin is not None else None)
-        attempt: Attempt[T] = Attempt(endpoint, partial, reads=self._reads)
+        attempt: Attempt[T] = Attempt(endpoint, partial, reads=self._reads, paced=self._hedged)
         ask, reports, allowance = self._ask, self._reports, self._allowance
         self._lanes.start(lambda: attempt.run(ask, reports, allowance))
         self._under_way.append(attempt)
 
     def _next_report(self) -> Attempt[T] | None:
         """What an attempt has to tell; None once it is time for something else."""
-        times = [time.monotonic() + _LOOK_S]
-        if self._resume_at is not None:
-            times.append(self._resume_at)
-        if not all(attempt.has_begun for attempt in self._under_way):
+        now = time.monotonic()
+        times = [now + _LOOK_S]
+        if now <= self._over_at:  # else something is arriving, and nothing else is to be done
             times.append(self._over_at)
-        if self._can_hedge:
-            times += [at for attempt in self._under_way if not attempt.is_slow and (at := attempt.slow_at) is not None]
+            times += [self._resume_at] if self._resume_at is not None else []
+            slow = [attempt.slow_at for attempt in self._under_way if self._can_hedge and not attempt.is_slow]
+            times += [at for at in slow if at is not None]
         try:
-            return self._reports.get(timeout=max(0.0, min(times) - time.monotonic()))
+            return self._reports.get(timeout=max(0.0, min(times) - now))
         except queue.Empty:
             return None
 
