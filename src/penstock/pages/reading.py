@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.errors import BadRowError
 from penstock.pages.catalog import Part, Shard
 from penstock.pages.choice import Page
-from penstock.pages.data_pages import TakenPages, Texts, decode, fetched, spells_out, take_pages
+from penstock.pages.data_pages import TakenPages, Texts, decode, fetched, must_spell_out, take_pages
 from penstock.pages.dataset import PagedDataset
 from penstock.pages.footers import ColumnFacts
 from penstock.pages.requests import Requests
@@ -19,6 +19,9 @@ _GAP_BYTES = 512 << 10
 _PAGE_BYTES = 1 << 20
 """What a data page holds at most, mostly."""
 _HEADER_BYTES = 4 << 10
+_WORTH_SPELLING_OUT = 2
+"""Up to so many times what a dictionary and its use take, its entries are spelled out row by row: most texts are there
+once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,8 @@ class PageReader:
             for run in piece.runs:
                 pages += next(taken)
                 codecs += [piece.facts.codecs[int(piece.facts.groups[chunk.group, 4])] for chunk in run.chunks]
-            found = decode(pages, codecs, piece.facts.levels, self._what(piece))
+            spell_out = all(chunk.spells_out for run in piece.runs for chunk in run.chunks)
+            found = decode(pages, codecs, piece.facts.levels, self._what(piece), spell_out=spell_out)
             texts += found.rows
             size += found.size_bytes
             self._learn(piece, found.size_bytes)
@@ -269,5 +273,5 @@ class _Window:
 def _wanted(facts: ColumnFacts, group: int, first: int, last: int) -> _Wanted:
     end, start, size, raw_size, *_, has_dictionary, text_size = facts.groups[group].tolist()
     before = int(facts.groups[group - 1, 0]) if group else 0
-    spelled = spells_out(facts.levels)
+    spelled = must_spell_out(facts.levels) or 0 < text_size <= _WORTH_SPELLING_OUT * raw_size
     return _Wanted(group, start, size, raw_size, bool(has_dictionary), text_size, spelled, end - before, first, last)
