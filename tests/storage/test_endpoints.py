@@ -85,6 +85,7 @@ def test_it_reads_like_any_other_store(storage: EndpointStorage, make_store: Mak
     single = make_store(bucket="first")
     assert readable.get("large") == LARGE
     assert readable.get_with_info("small")[0] == b"small"
+    assert readable.get_with_info("empty") == (b"", single.head("empty"))
     assert readable.get_range("large", 5, 999_999) == LARGE[5:999_999]
     assert readable.get_range("empty", 3, 9) == readable.get_range("small", 2, 2) == b""
     assert readable.get_range("small", 1 << 63, 1 << 64) == b""

@@ -85,9 +85,13 @@ class PartialRead:
         more = max(0, other.arrived - self.arrived)
         self.was_begun = self.was_begun or other.was_begun
         if more or other.restarts > self.restarts:
-            self.info, self.pieces, self.arrived = other.info, other.pieces, other.arrived
-            self.restarts = other.restarts
+            self.take_over(other)
         return more
+
+    def take_over(self, other: PartialRead) -> None:
+        """Have what a branch has."""
+        self.info, self.pieces, self.arrived = other.info, other.pieces, other.arrived
+        self.restarts = other.restarts
 
     def view(self) -> memoryview:
         """The bytes where they arrived, if they arrived as a whole."""

@@ -266,7 +266,7 @@ class Race(Generic[T]):
         return False
 
     def _won(self, report: Attempt[T]) -> tuple[T, Endpoint]:
-        self._base.join(report.partial)
+        self._base.take_over(report.partial)
         for attempt in self._under_way:
             if attempt.is_slow and not attempt.has_begun and attempt.endpoint is not report.endpoint:
                 silent_s = time.monotonic() - attempt.began_at
