@@ -54,8 +54,9 @@ class PartialRead:
         """Whether a body has begun to arrive: who asks again after that has one that broke off."""
         self.restarts = 0
         self.answered_at: float | None = None
-        """When an answer began, and by that how many bytes are to come."""
+        """When an answer began."""
         self.awaited_bytes = 0
+        """How many bytes it is to bring."""
         self.is_abandoned = False
         """Whether nobody wants it any more: what is still to come is not read."""
 
@@ -148,6 +149,7 @@ class ObjectClient:
                 raise
             partial.begin_again()
             raise ChangedWhileRead(f"{what} changed while it was read") from None
+        partial.answered_at = time.monotonic()
         if partial.is_abandoned:
             return  # the connection is closed with what it would bring
         meta, (begins, ends) = result.meta, result.range
@@ -162,7 +164,7 @@ class ObjectClient:
             partial.begin_again()
             raise ChangedWhileRead(f"{what} changed while it was read")
         partial.info = info
-        partial.awaited_bytes, partial.answered_at = ends - begins, time.monotonic()
+        partial.awaited_bytes = ends - begins
         self._take(result, partial, what)
 
     def _take(self, result: Any, partial: PartialRead, what: str) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, TypeVar
 
 from penstock.errors import ConfigError, PreconditionFailed, StorageError
+from penstock.storage.attempts import Ask
 from penstock.storage.base import ObjectInfo
 from penstock.storage.client import ObjectClient, PartialRead
 from penstock.storage.hedging import HedgeAllowance
@@ -22,7 +23,7 @@ from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefi
 from penstock.storage.lanes import Lanes
 from penstock.storage.object_reads import ReadsObjects
 from penstock.storage.objects import ObjectStorage
-from penstock.storage.racing import Ask, Race
+from penstock.storage.racing import Race
 from penstock.storage.ranged import open_ranged
 from penstock.storage.retry import Budgets, RetryBudget
 from penstock.storage.rotation import Endpoint, EndpointHealth, Rotation
