@@ -161,7 +161,10 @@ def test_any_rows_of_any_chunk_are_found(
     own = memoryview(raw)[start : start + column.total_compressed_size]
     taken = take_pages(lambda at, size: own[at : at + size], len(own), first, last, "it")
     begins = group * group_rows
-    assert decode([taken], [column.compression], 1, "it").to_pylist() == texts[begins + first : begins + last]
+    found = decode([taken], [column.compression], 1, "it")
+    expected = texts[begins + first : begins + last]
+    assert found.rows == expected
+    assert found.size_bytes == sum(len((text or "").encode()) for text in expected)
 
 
 # -- rows without text -------------------------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ def test_a_damaged_byte_gives_the_texts_or_an_error_and_nothing_else(place: int,
     own = memoryview(raw)[start : start + column.total_compressed_size]
     try:
         taken = take_pages(lambda at, size: own[at : at + size], len(own), 20, 40, "it")
-        got = decode([taken], [column.compression], 1, "it").to_pylist()
+        got = decode([taken], [column.compression], 1, "it").rows
     except SourceError:
         return
     assert len(got) == 20

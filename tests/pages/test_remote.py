@@ -235,10 +235,13 @@ def test_with_all_endpoints_dead_it_is_an_error_that_names_the_page(remote: str,
 
 
 @pytest.mark.usefixtures("no_tokens_kept")
-def test_the_loader_goes_on_when_the_server_was_killed_and_is_back(remote: str, s3: S3Server) -> None:
+@pytest.mark.parametrize("endpoints", [1, 3])
+def test_the_loader_goes_on_when_the_server_was_killed_and_is_back(remote: str, s3: S3Server, endpoints: int) -> None:
     budget = RetryBudget(attempts=1000, deadline_s=90.0, first_wait_s=0.02, longest_wait_s=0.2)
     pages = choose(remote, 23)
-    storage = at(remote, s3.url, Budgets(metadata=budget, data=budget))
+    budgets = Budgets(metadata=budget, data=budget)
+    one = at(remote, s3.url, budgets)
+    storage = one if endpoints == 1 else EndpointStorage([one] * endpoints, budgets=budgets)
     loader = loader_of(list(pages), dataset=storage)
     got = []
     for batch in loader:
@@ -254,10 +257,18 @@ def test_the_loader_goes_on_when_the_server_was_killed_and_is_back(remote: str, 
     assert loader.report()["complete"]
 
 
+def on(endpoints: int, url: str, server: str) -> ObjectStorage | EndpointStorage:
+    """A place, by one endpoint or as many as told."""
+    return at(url, server) if endpoints == 1 else EndpointStorage([at(url, server)] * endpoints, budgets=PATIENT)
+
+
 @pytest.mark.usefixtures("no_tokens_kept")
-def test_a_shard_that_is_written_again_is_never_mixed_with_its_predecessor(remote: str, s3: S3Server) -> None:
+@pytest.mark.parametrize("endpoints", [1, 3])
+def test_a_shard_that_is_written_again_is_never_mixed_with_its_predecessor(
+    remote: str, s3: S3Server, endpoints: int
+) -> None:
     pages = [("web", first, "train") for first in range(0, 80, 20)]
-    dataset = PagedDataset(at(remote, s3.url))
+    dataset = PagedDataset(on(endpoints, remote, s3.url))
     loader = loader_of(pages, dataset=dataset, num_rows_per_page=20)
     digest_of(loader)
     storage = open_storage(remote)
@@ -268,7 +279,10 @@ def test_a_shard_that_is_written_again_is_never_mixed_with_its_predecessor(remot
         digest_of(loader)
 
 
-def test_a_shard_that_was_written_again_is_read_as_it_is_by_a_new_loader(bucket: str, s3: S3Server) -> None:
+@pytest.mark.parametrize("endpoints", [1, 3])
+def test_a_shard_that_was_written_again_is_read_as_it_is_by_a_new_loader(
+    bucket: str, s3: S3Server, endpoints: int
+) -> None:
     storage = open_storage(bucket)
     before, after = (
         shard_bytes([f"{word} {row}" for row in range(40)], compression="none", use_dictionary=False)
@@ -277,7 +291,7 @@ def test_a_shard_that_was_written_again_is_read_as_it_is_by_a_new_loader(bucket:
     assert len(before) == len(after), "so that the index is the same"
     storage.put("web/0.parquet", before)
     write_index([storage], make_index(storage)[0])
-    dataset = PagedDataset(at(bucket, s3.url))
+    dataset = PagedDataset(on(endpoints, bucket, s3.url))
     for word, data in (("quick", before), ("lazy!", after), ("quick", before)):
         storage.put("web/0.parquet", data)
         assert not write_index([storage], make_index(storage)[0])

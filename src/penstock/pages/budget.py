@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from penstock.errors import PenstockError
 
@@ -36,6 +37,17 @@ class ByteBudget:
             self._held[number] = size_bytes
             self._advance()
             self._note()
+
+    def claim(self, number: int) -> Callable[[int], None]:
+        """`take` for a page, and `change` from the second call on."""
+        is_held = False
+
+        def claim(size_bytes: int) -> None:
+            nonlocal is_held
+            (self.change if is_held else self.take)(number, size_bytes)
+            is_held = True
+
+        return claim
 
     def change(self, number: int, size_bytes: int) -> None:
         """A page holds another number of bytes by now."""

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.blocks import cache_folder
-from penstock.errors import AccessDenied, ObjectNotFound, PreconditionFailed, SourceError, StorageError
+from penstock.errors import AccessDenied, ObjectNotFound, PreconditionFailed, SourceError
 from penstock.pages.catalog import LARGEST_METADATA_BYTES, METADATA_KEY, SIZES_KEY, Catalog, Shard, parse_catalog
 from penstock.pages.data_pages import PagePlaces
 from penstock.pages.footers import TAIL_BYTES, ColumnFacts, column_facts, read_footer
+from penstock.pages.forking import renew_in_forks
 from penstock.storage import EndpointStorage, LocalStorage, ObjectInfo, ObjectStorage, ReadableStorage
 from penstock.storage.keys import TEMP_SUFFIX
 
@@ -39,28 +40,31 @@ class PagedDataset:
     """A Parquet data set with its index files. Constructing does no I/O; safe for threads; pickles.
 
     The index files are kept in the cache folder under the data set's place and read again only where their ETags have
-    changed. Of a shard, size and version are asked for once a loader (at several endpoints, which tell no versions in
-    common, once a process); every range is then one of that very version. What a footer says of a column is kept in the
+    changed. Of a shard, size and version are asked for once a loader; every range is then one of that very version (at
+    several endpoints, of the one that each had when it was first asked). What a footer says of a column is kept in the
     cache folder too, under that version.
     """
 
     def __init__(self, storage: ReadableStorage, *, expected_id: str | None = None) -> None:
         self.storage = storage
         self._expected_id = expected_id
-        self._lock = threading.Lock()
-        self._looking = threading.Lock()
-        self._turns: dict[str, threading.Lock] = {}
         self._catalog: tuple[Catalog, tuple[object, ...], float] | None = None
-        self._infos: dict[str, ObjectInfo] = {}
-        """Of shards at several endpoints, which are told apart by their sizes alone."""
-        self._facts: OrderedDict[tuple[str | int | None, ...], ColumnFacts] = OrderedDict()
-        self._facts_bytes = 0
         self.bytes_read = 0
         """Of shards, by this process."""
-        self._places: OrderedDict[str, PagePlaces] = OrderedDict()
         self._tail_bytes = TAIL_BYTES
         self.token_stores: dict[tuple[int, Path, int], TokenStore | None] = {}
         """Token caches of this data set that are open, by process, folder and budget."""
+        self.renew()
+        renew_in_forks(self)
+
+    def renew(self) -> None:
+        """Locks, and what they guard."""
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._turns: dict[str, threading.Lock] = {}
+        self._facts: OrderedDict[tuple[str | int | None, ...], ColumnFacts] = OrderedDict()
+        self._facts_bytes = 0
+        self._places: OrderedDict[str, PagePlaces] = OrderedDict()
 
     def __reduce__(self) -> tuple[object, ...]:
         known = self._catalog[0].dataset_id if self._catalog is not None else self._expected_id
@@ -98,7 +102,6 @@ class PagedDataset:
                 catalog = parse_catalog(sizes, metadata, where=self.where, root=root, exists=self.storage.exists)
                 self._refuse_another(catalog)
                 with self._lock:
-                    self._infos.clear()
                     self._facts.clear()
                     self._facts_bytes = 0
             else:
@@ -146,22 +149,18 @@ class PagedDataset:
 
     def info(self, shard: Shard) -> ObjectInfo:
         """Size and version of a shard, as it is now."""
-        found = self._infos.get(shard.path)
-        if found is None:
-            try:
-                found = self.storage.head(shard.path)
-            except ObjectNotFound as error:
-                raise SourceError(
-                    f"{self.where}/{shard.path} is missing, and {SIZES_KEY} names it: restore it, or write the index "
-                    f"anew with `penstock pages index {self.where}`"
-                ) from error
-            if shard.size_bytes is not None and found.size_bytes != shard.size_bytes:
-                raise SourceError(
-                    f"{self.where}/{shard.path} has {found.size_bytes} bytes, {SIZES_KEY} says {shard.size_bytes}: it "
-                    f"was written again; write the index anew with `penstock pages index {self.where}`"
-                )
-            if isinstance(self.storage, EndpointStorage):
-                self._infos[shard.path] = found
+        try:
+            found = self.storage.head(shard.path)
+        except ObjectNotFound as error:
+            raise SourceError(
+                f"{self.where}/{shard.path} is missing, and {SIZES_KEY} names it: restore it, or write the index "
+                f"anew with `penstock pages index {self.where}`"
+            ) from error
+        if shard.size_bytes is not None and found.size_bytes != shard.size_bytes:
+            raise SourceError(
+                f"{self.where}/{shard.path} has {found.size_bytes} bytes, {SIZES_KEY} says {shard.size_bytes}: it "
+                f"was written again; write the index anew with `penstock pages index {self.where}`"
+            )
         return found
 
     def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
@@ -171,9 +170,6 @@ class PagedDataset:
                 data = self.storage.get_range_of(info, start, stop)
             except PreconditionFailed as error:
                 raise self._written_again(info) from error
-            except StorageError:
-                self._infos.pop(info.key, None)  # to be looked at again
-                raise
         else:
             data = self.storage.get_range(info.key, start, stop)
             now = self.storage.head(info.key)

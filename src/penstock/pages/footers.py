@@ -22,12 +22,14 @@ TAIL_BYTES = 64 << 10
 LARGEST_FOOTER_BYTES = 512 << 20
 _MAGIC = b"PAR1"
 _TAIL = struct.Struct("<I4s")
-_SAVED = "penstock column facts 2"
-COLUMNS = 8
+_SAVED = "penstock column facts 3"
+COLUMNS = 9
 _LARGE_BYTES = 1 << 20
 """Chunks above this may be worth reading in part."""
 _INDEXED_FOOTER_BYTES = 1 << 20
 """Larger footers are of many small row groups, which need no such thing."""
+_SIZED_FOOTER_BYTES = 256 << 10
+"""Up to this it is worth looking how large texts are that a dictionary holds once; else it is seen when they come."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,9 +41,9 @@ class ColumnFacts:
     """How many of it and of the groups around it may be null."""
     codecs: tuple[str, ...]
     groups: np.ndarray
-    """``(row groups, 8)``: rows up to its end, where the column's chunk begins, its bytes, its bytes when decompressed,
-    the codec's place in `codecs`; where its offset index begins and its bytes, none for 0; whether it has a dictionary.
-    """
+    """``(row groups, 9)``: rows up to its end, where the column's chunk begins, its bytes, its bytes when decompressed,
+    the codec's place in `codecs`; where its offset index begins and its bytes, none for 0; whether it has a dictionary;
+    the bytes of its texts, each as often as it is there, 0 where nobody says so."""
 
     @property
     def num_rows(self) -> int:
@@ -148,20 +150,25 @@ def _column_facts(metadata: Any, wanted: str | None, size: int, what: str, raw: 
         raise SourceError(
             f"{what}: its row groups have {rows} rows, its footer says {metadata.num_rows}: it is damaged"
         )
-    if raw is not None and len(raw) <= _INDEXED_FOOTER_BYTES and groups[:, 2].max(initial=0) > _LARGE_BYTES:
-        groups[:, 5:7] = _offset_indexes(raw, place, len(groups))
+    is_large, has_dictionary = groups[:, 2].max(initial=0) > _LARGE_BYTES, bool(groups[:, 7].any())
+    worth_bytes = _INDEXED_FOOTER_BYTES if is_large else _SIZED_FOOTER_BYTES if has_dictionary else 0
+    if raw is not None and len(raw) <= worth_bytes:
+        groups[:, [5, 6, 8]] = _untold(raw, place, len(groups))
     return ColumnFacts(column.path, column.max_definition_level, tuple(codecs), groups)
 
 
-def _offset_indexes(raw: bytes, place: int, count: int) -> np.ndarray:
-    """Where the offset indexes of a column are: the one thing in a footer that pyarrow does not tell."""
+def _untold(raw: bytes, place: int, count: int) -> np.ndarray:
+    """What pyarrow does not tell of a footer: of each chunk of a column, where its offset index is, the index's bytes,
+    and the bytes of the chunk's values."""
     try:
         groups = read_struct(memoryview(raw), 0)[0][4]
         chunks = [group[1][place] for group in groups]
-        found = np.array([(chunk.get(4, 0), chunk.get(5, 0)) for chunk in chunks], dtype=np.int64)
-    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
-        found = np.zeros((0, 2), dtype=np.int64)
-    return found if found.shape == (count, 2) else np.zeros((count, 2), dtype=np.int64)
+        sizes = [chunk[3].get(16, {}).get(1, 0) for chunk in chunks]
+        indexes = [(chunk.get(4, 0), chunk.get(5, 0)) for chunk in chunks]
+        found = np.array([(*index, max(0, size)) for index, size in zip(indexes, sizes, strict=True)], dtype=np.int64)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
+        found = np.zeros((0, 3), dtype=np.int64)
+    return found if found.shape == (count, 3) else np.zeros((count, 3), dtype=np.int64)
 
 
 def _find(schema: Any, wanted: str | None, what: str) -> tuple[int, Any]:

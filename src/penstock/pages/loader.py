@@ -16,6 +16,7 @@ from penstock.pages.batches import BatchFiller, Laid, PageBatch
 from penstock.pages.catalog import split_name
 from penstock.pages.choice import ROWS_PER_PAGE, Pages, Window, choose, seed_text
 from penstock.pages.dataset import PagedDataset
+from penstock.pages.forking import renew_in_forks
 from penstock.pages.kept import KeptPages
 from penstock.pages.opened import Limits, OpenedPages
 from penstock.pages.places import DatasetLike, open_dataset
@@ -165,12 +166,17 @@ class R2DatasetLoader:
         self._settle()
 
     def _settle(self) -> None:
-        self._lock = threading.Lock()
-        self._opened: OpenedPages | None = None
-        self._kept = KeptPages(self.PREFETCH_BYTES // 2)
+        self.renew()
+        renew_in_forks(self)
         self._record: Record | None = None
         self._last: PageBatch | None = None
         self._own: Generator[np.ndarray, None, None] | None = None
+
+    def renew(self) -> None:
+        """A lock, and what it guards; see `forking`."""
+        self._lock = threading.Lock()
+        self._opened: OpenedPages | None = None
+        self._kept = KeptPages(self.PREFETCH_BYTES // 2)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name not in _UNSHARED}

@@ -126,7 +126,7 @@ class OpenedPages:
                 page = Page.of(part.config, 0, part.split, min(_COMPARED_TEXTS, part.num_rows))
                 try:
                     with Requests(self.limits.max_requests) as requests:
-                        texts = reader.texts(reader.locate(page, part, requests), requests)
+                        texts = reader.texts(reader.locate(page, part, requests), requests).rows
                     return [text[:_COMPARED_CHARS] for text in texts if text is not None]
                 except SourceError as error:
                     _log.warning("%s is not taken to compare tokenizer engines by: %s", page.told, error)

@@ -102,7 +102,7 @@ class PagePipeline:
         while (number := self._next()) is not None:
             try:
                 found: PageTokens | BaseException = load_page(
-                    self._pages[number], self._load, self._requests, lambda size, n=number: self.budget.take(n, size)
+                    self._pages[number], self._load, self._requests, self.budget.claim(number)
                 )
                 self.budget.change(number, found.ids.nbytes + found.offsets.nbytes)
             except BaseException as error:  # noqa: BLE001 - told to whoever waits for the page

@@ -19,6 +19,14 @@ _lock = threading.Lock()
 _kept: OrderedDict[tuple[str, bytes], PagedDataset] = OrderedDict()
 
 
+def _renew() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 def open_dataset(dataset: DatasetLike | None, *, subfolder: str, region: str) -> PagedDataset:
     """The data set that is meant. One that was opened before in this process is the same object, with its connections
     and all that is known of its shards, as long as the environment's credentials are the same. Does no I/O.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.errors import BadRowError
 from penstock.pages.catalog import Part, Shard
 from penstock.pages.choice import Page
-from penstock.pages.data_pages import TakenPages, decode, fetched, take_pages
+from penstock.pages.data_pages import TakenPages, Texts, decode, fetched, must_spell_out, take_pages
 from penstock.pages.dataset import PagedDataset
 from penstock.pages.footers import ColumnFacts
 from penstock.pages.requests import Requests
@@ -20,6 +19,9 @@ _GAP_BYTES = 512 << 10
 _PAGE_BYTES = 1 << 20
 """What a data page holds at most, mostly."""
 _HEADER_BYTES = 4 << 10
+_WORTH_SPELLING_OUT = 2
+"""Up to so many times what a dictionary and its use take, its entries are spelled out row by row: most texts are there
+once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +33,39 @@ class _Wanted:
     size: int
     raw_size: int
     has_dictionary: bool
+    text_size: int
+    spells_out: bool
     rows: int
     first: int
     last: int
 
-    def memory_bytes(self, buffer_bytes: int) -> int:
-        """About how much reading it takes: what is decompressed, that as Arrow, and the texts as Python has them. Of a
-        chunk with a dictionary that is mostly all of it."""
-        texts = self.raw_size * (self.last - self.first) // max(1, self.rows)
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the wanted rows as they are stored, when decompressed; about."""
+        return self.raw_size * (self.last - self.first) // max(1, self.rows)
+
+    def text_bytes(self, growth: float | None) -> int:
+        """Bytes of the wanted texts; about. Where a dictionary holds each text once and nobody says how often it is
+        used, `growth` is how much more than that came of it elsewhere, and without it each row may be all of it."""
+        wanted = self.last - self.first
+        if self.text_size:
+            return self.text_size * wanted // max(1, self.rows)
+        if not self.has_dictionary:
+            return self.raw_bytes
+        most = self.raw_size * wanted
+        return most if growth is None else min(most, int(self.raw_bytes * growth))
+
+    def memory_bytes(self, buffer_bytes: int, growth: float | None) -> int:
+        """About how much reading it takes: what is decompressed, that as Arrow, the texts as Python has them, and as
+        tokens. Of a chunk with a dictionary that is mostly all of it, and each text once, but for the tokens."""
+        raw, texts = self.raw_bytes, self.text_bytes(growth)
         whole = self.has_dictionary and self.size <= buffer_bytes
-        decoded = self.raw_size if whole else min(self.raw_size, texts + 2 * _PAGE_BYTES)
-        return 2 * decoded + 2 * texts
+        decoded = self.raw_size if whole else min(self.raw_size, raw + 2 * _PAGE_BYTES)
+        if self.has_dictionary and self.spells_out:
+            decoded = max(decoded, self.text_size or int(self.raw_size * (growth or self.rows)))
+        if not self.has_dictionary:
+            return 2 * decoded + 2 * texts
+        return 2 * decoded + min(texts, decoded) + 2 * texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +103,8 @@ class PageSource:
     pieces: tuple[_Piece, ...]
     size_bytes: int
     """About how much memory that takes, text and all."""
+    text_bytes: int
+    """Of that, the texts."""
 
 
 class PageReader:
@@ -89,6 +115,8 @@ class PageReader:
         self._text_column = text_column
         self._buffer_bytes = max(1, buffer_bytes)
         self._infos: dict[str, ObjectInfo] = {}
+        self._growth: float | None = None
+        """The most that texts have grown so far, of chunks with a dictionary that do not say how large they are."""
 
     def info(self, shard: Shard) -> ObjectInfo:
         """Size and version of a shard, as this reader first saw it."""
@@ -103,29 +131,41 @@ class PageReader:
         """Find out where a page lies; asks for the footers that are not known yet."""
         shards = part.pieces(page.first_row, page.first_row + page.row_count)
         jobs = [lambda shard=shard: self._facts(shard) for shard, _, _ in shards]
-        pieces, size = [], 0
+        pieces, size, text_bytes = [], 0, 0
         for (shard, first, last), (info, facts) in zip(shards, requests.all_of(jobs), strict=True):
             runs = self._runs([_wanted(facts, *found) for found in facts.pieces(first, last)])
             pieces.append(_Piece(shard, info, facts, runs, first))
             for run in runs:
                 size += run.stop - run.start if run.whole else 2 * self._buffer_bytes
-                size += sum(chunk.memory_bytes(self._buffer_bytes) for chunk in run.chunks)
-        return PageSource(page, tuple(pieces), size)
+                size += sum(chunk.memory_bytes(self._buffer_bytes, self._growth) for chunk in run.chunks)
+                text_bytes += sum(chunk.text_bytes(self._growth) for chunk in run.chunks)
+        return PageSource(page, tuple(pieces), size, text_bytes)
 
-    def texts(self, source: PageSource, requests: Requests) -> list[str | None]:
-        """The page's texts in order, None where a row has none. Exactly as many as the page has rows."""
+    def texts(self, source: PageSource, requests: Requests) -> Texts:
+        """The page's texts in order. Exactly as many as the page has rows."""
         jobs: list[Callable[[], list[TakenPages]]] = [
             lambda piece=piece, run=run: self._take(piece, run) for piece in source.pieces for run in piece.runs
         ]
         taken = iter(requests.all_of(jobs))
-        texts: list[Any] = []
+        texts: list[str | None] = []
+        size = 0
         for piece in source.pieces:
             pages, codecs = [], []
             for run in piece.runs:
                 pages += next(taken)
                 codecs += [piece.facts.codecs[int(piece.facts.groups[chunk.group, 4])] for chunk in run.chunks]
-            texts += decode(pages, codecs, piece.facts.levels, self._what(piece)).to_pylist()
-        return texts
+            spell_out = all(chunk.spells_out for run in piece.runs for chunk in run.chunks)
+            found = decode(pages, codecs, piece.facts.levels, self._what(piece), spell_out=spell_out)
+            texts += found.rows
+            size += found.size_bytes
+            self._learn(piece, found.size_bytes)
+        return Texts(texts, size)
+
+    def _learn(self, piece: _Piece, size_bytes: int) -> None:
+        chunks = [chunk for run in piece.runs for chunk in run.chunks]
+        if any(chunk.has_dictionary and not chunk.text_size for chunk in chunks):
+            growth = size_bytes / max(1, sum(chunk.raw_bytes for chunk in chunks))
+            self._growth = max(1.0, self._growth or 1.0, growth)
 
     def refuse_textless(self, source: PageSource, place: int) -> BadRowError:
         """The error for a row of a page that has no text."""
@@ -231,6 +271,7 @@ class _Window:
 
 
 def _wanted(facts: ColumnFacts, group: int, first: int, last: int) -> _Wanted:
-    end, start, size, raw_size = facts.groups[group, :4].tolist()
+    end, start, size, raw_size, *_, has_dictionary, text_size = facts.groups[group].tolist()
     before = int(facts.groups[group - 1, 0]) if group else 0
-    return _Wanted(group, start, size, raw_size, bool(facts.groups[group, 7]), end - before, first, last)
+    spelled = must_spell_out(facts.levels) or 0 < text_size <= _WORTH_SPELLING_OUT * raw_size
+    return _Wanted(group, start, size, raw_size, bool(has_dictionary), text_size, spelled, end - before, first, last)

@@ -29,6 +29,14 @@ _lock = threading.Lock()
 _made: OrderedDict[tuple[str, str, bytes], Tokenizer] = OrderedDict()
 
 
+def _renew() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
 class PageTokenizerLike(Protocol):
     """What pages ask of a tokenizer."""
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,11 +30,22 @@ _log = logging.getLogger(__name__)
 
 OnBadRow = Literal["stop", "skip"]
 Claim = Callable[[int], None]
+"""Takes bytes of the budget: the first time, once there are so many; later it only says that it is another number."""
 _STAMP_IDS = 8
+_BATCH_CHARS = 2 << 20
+"""As much text as is tokenised together: an engine may take a hundred bytes a token while it does."""
 _BUSY_POLL_S = 0.01
 _STORES_KEPT = 8
 _VERSION = 1
 _opening = threading.Lock()
+
+
+def _renew() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class PageTokens(NamedTuple):
@@ -79,7 +90,7 @@ class PageTokenSource:
         self.timings = Timings()
 
     def load(self, page: Page, rows_per_page: int, requests: Requests, claim: Claim) -> PageTokens:
-        """A page's tokens. `claim` is called once, with about how many bytes of memory that will take."""
+        """A page's tokens. `claim` is told about how many bytes of memory that takes, and again where it is more."""
         part = self._catalog.part(page.config_name, page.split)
         kept = self._kept_place(page, rows_per_page)
         stamp = None
@@ -96,13 +107,13 @@ class PageTokenSource:
             source = self._reader.locate(page, part, requests)
         claim(source.size_bytes)  # before anything is locked: whoever holds a lock is at work, and waits for nobody
         if kept is None or stamp is None:
-            return self._checked(self._made(page, source, requests), requests)
+            return self._checked(self._made(page, source, requests, claim), requests)
         store, number = kept
         while True:
             with store.making(number) as mine:
                 found = self._found(page, kept, stamp)
                 if mine and found is None:
-                    found = self._made(page, source, requests)
+                    found = self._made(page, source, requests, claim)
                     self._keep(kept, found, stamp)
             if found is not None:
                 return self._checked(found, requests)
@@ -114,19 +125,21 @@ class PageTokenSource:
         if kept is not None:
             kept[0].let_go(np.array([kept[1]]))
 
-    def _made(self, page: Page, source: PageSource, requests: Requests) -> PageTokens:
+    def _made(self, page: Page, source: PageSource, requests: Requests, claim: Claim) -> PageTokens:
         with self.timings.of("fetch"):
             texts = self._reader.texts(source, requests)
-        if len(texts) != page.row_count:
-            raise StorageError(f"got {len(texts)} rows, expected {page.row_count}")
+        if len(texts.rows) != page.row_count:
+            raise StorageError(f"got {len(texts.rows)} rows, expected {page.row_count}")
+        if texts.size_bytes > source.text_bytes:  # said, not waited for: a lock may be held here
+            claim(source.size_bytes + texts.size_bytes - source.text_bytes)
         with self.timings.of("tokenise"):
-            return self._tokenised(page, texts)
+            return self._tokenised(page, texts.rows)
 
     def _tokenised(self, page: Page, texts: Sequence[str | None]) -> PageTokens:
         there = [text for text in texts if text is not None]
         ids, lengths = [np.empty(0, dtype=self.dtype)], [np.empty(0, dtype=np.int64)]
-        for first in range(0, len(there), self._batch_texts):
-            encoded = self._tokenizer.encode(there[first : first + self._batch_texts])
+        for batch in _batches(there, self._batch_texts):
+            encoded = self._tokenizer.encode(batch)
             highest = int(encoded.ids.max(initial=0))
             if highest > np.iinfo(self.dtype).max:
                 raise ConfigError(
@@ -215,6 +228,18 @@ class PageTokenSource:
         except OSError as error:
             _log.warning("%s: tokens are not kept: %s", store.folder, error.strerror or error)
             self._cache_bytes = 0
+
+
+def _batches(texts: Sequence[str], count: int) -> Iterator[Sequence[str]]:
+    """Texts to be tokenised together: `count`, or fewer where they are long."""
+    first, chars = 0, 0
+    for place, text in enumerate(texts):
+        if place > first and (place - first >= count or chars + len(text) > _BATCH_CHARS):
+            yield texts[first:place]
+            first, chars = place, 0
+        chars += len(text)
+    if first < len(texts):
+        yield texts[first:]
 
 
 def _stamp(infos: Sequence[ObjectInfo]) -> np.ndarray | None:

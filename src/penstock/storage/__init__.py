@@ -4,7 +4,7 @@
                                   ObjectStorage    S3, R2, GCS, Azure, HTTP: same contract, same tests
                   ReadableStorage PinnedStorage    files of an object store, each at the version first seen
                                   HubStorage       a Hub repository's files at one commit
-                                  EndpointStorage  one data set on several endpoints: round robin, failover
+                                  EndpointStorage  one data set on several endpoints: failover, slow ones overtaken
 
     DiskCache: pieces of remote objects on this machine's disk, for whoever reads an object store again and again
 

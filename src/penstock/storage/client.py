@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PreconditionFailed, StorageError, TransientStoreError
@@ -30,6 +31,10 @@ PUT_MARK = "penstockput"
 """The attribute by which a conditional put whose answer was lost recognises itself."""
 
 
+class ChangedWhileRead(TransientStoreError):
+    """What was read so far is of another object than what is there: reading begins again."""
+
+
 class PartialRead:
     """Bytes ``[start, stop)`` of one object, as far as they have arrived; `stop` None is the end.
 
@@ -47,6 +52,13 @@ class PartialRead:
         self.arrived = 0
         self.was_begun = False
         """Whether a body has begun to arrive: who asks again after that has one that broke off."""
+        self.restarts = 0
+        self.answered_at: float | None = None
+        """When an answer began."""
+        self.awaited_bytes = 0
+        """How many bytes it is to bring."""
+        self.is_abandoned = False
+        """Whether nobody wants it any more: what is still to come is not read."""
 
     @property
     def version(self) -> str | None:
@@ -58,6 +70,29 @@ class PartialRead:
 
     def begin_again(self) -> None:
         self.info, self.pieces, self.arrived = None, [], 0
+        self.restarts += 1
+
+    def branch(self, version: str | None) -> PartialRead:
+        """Another that goes on from here, for one who may be given up or overtaken; with what has arrived, unless that
+        is of another `version` than the only one that will do there."""
+        other = PartialRead(self.start, self.stop, version=version)
+        other.was_begun, other.restarts = self.was_begun, self.restarts
+        if self.arrived and version in (None, self.version):
+            other.info, other.pieces, other.arrived = self.info, list(self.pieces), self.arrived
+        return other
+
+    def join(self, other: PartialRead) -> int:
+        """Take over what a branch has, where that is more or begins again; tells how many bytes more."""
+        more = max(0, other.arrived - self.arrived)
+        self.was_begun = self.was_begun or other.was_begun
+        if more or other.restarts > self.restarts:
+            self.take_over(other)
+        return more
+
+    def take_over(self, other: PartialRead) -> None:
+        """Have what a branch has."""
+        self.info, self.pieces, self.arrived = other.info, other.pieces, other.arrived
+        self.restarts = other.restarts
 
     def view(self) -> memoryview:
         """The bytes where they arrived, if they arrived as a whole."""
@@ -113,7 +148,10 @@ class ObjectClient:
             if partial.pinned is not None:
                 raise
             partial.begin_again()
-            raise TransientStoreError(f"{what} changed while it was read") from None
+            raise ChangedWhileRead(f"{what} changed while it was read") from None
+        partial.answered_at = time.monotonic()
+        if partial.is_abandoned:
+            return  # the connection is closed with what it would bring
         meta, (begins, ends) = result.meta, result.range
         if begins != first:
             raise StorageError(
@@ -124,8 +162,14 @@ class ObjectClient:
             raise PreconditionFailed(f"{what}: asked for version {partial.pinned}, got {info.version}")
         if partial.info is not None and (partial.info.size_bytes, partial.version) != (info.size_bytes, info.version):
             partial.begin_again()
-            raise TransientStoreError(f"{what} changed while it was read")
+            raise ChangedWhileRead(f"{what} changed while it was read")
         partial.info = info
+        partial.awaited_bytes = ends - begins
+        self._take(result, partial, what)
+
+    def _take(self, result: Any, partial: PartialRead, what: str) -> None:
+        """Take the body of an answer."""
+        begins, ends = result.range
         before = partial.arrived
         as_a_whole = ends - begins <= _WHOLE_BYTES and not partial.was_begun
         partial.was_begun = True
@@ -135,6 +179,8 @@ class ObjectClient:
             pieces = iter(result.stream(min_chunk_size=_PIECE_BYTES))
             while (piece := call(lambda: next(pieces, None), what)) is not None:
                 partial.add(piece)
+                if partial.is_abandoned:
+                    return
         if partial.arrived - before != ends - begins:
             raise TransientStoreError(f"{what}: the answer broke off at byte {partial.start + partial.arrived}")
 

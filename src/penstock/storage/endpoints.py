@@ -1,33 +1,47 @@
-"""One data set on several endpoints or buckets: read from all of them in turn, going on where one fails.
+"""One data set on several endpoints or buckets: read from all of them in turn, going on where one fails or is slow.
 
-    request ──► next endpoint in turn ──► answer
-                     │ fails
-                     ▼
-                the one after it, and so on; when all have failed: wait, and round again, until the budget is spent
-
-Who is asked when, and what becomes of one that fails, is in `rotation.py`.
+request ──► Race ──► Rotation      whose turn it is, and how each endpoint is doing
+              │ ───► Lanes         the requests, each in a thread: one that is slow is overtaken, not waited for
+              └ ───► hedging.py    when one is slow, and how many may be asked for twice
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, TypeVar
 
-from penstock.errors import AccessDenied, ConfigError, ObjectNotFound, StorageError, TransientStoreError
+from penstock.errors import ConfigError, PreconditionFailed, StorageError
+from penstock.storage.attempts import Ask
 from penstock.storage.base import ObjectInfo
 from penstock.storage.client import ObjectClient, PartialRead
+from penstock.storage.hedging import HedgeAllowance
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
+from penstock.storage.lanes import Lanes
 from penstock.storage.object_reads import ReadsObjects
 from penstock.storage.objects import ObjectStorage
+from penstock.storage.racing import Race
 from penstock.storage.ranged import open_ranged
-from penstock.storage.retry import Budgets, Patience, RetryBudget
+from penstock.storage.retry import Budgets, RetryBudget
 from penstock.storage.rotation import Endpoint, EndpointHealth, Rotation
 
 _log = logging.getLogger(__name__)
+_DIGEST = re.compile(r'"?[0-9a-f]{32}"?')
+"""An ETag that is the MD5 of an object's bytes, mostly; of one uploaded in parts it has another form."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInfo(ObjectInfo):
+    """What one endpoint told of an object that all of them have."""
+
+    seen: dict[str, ObjectInfo] = field(default_factory=dict[str, ObjectInfo], compare=False, repr=False)
+    """What each endpoint told when it was first asked for this object on behalf of this look. The same bytes may have
+    another version elsewhere, uploaded in parts of another size; at one endpoint they keep the one they have."""
 
 
 class EndpointStorage(ReadsObjects):
@@ -35,9 +49,11 @@ class EndpointStorage(ReadsObjects):
 
     Each endpoint has its own bucket and credentials. Reading never takes half an object from one and half from another
     that differs: what broke off goes on elsewhere only where version and size are the same, else it begins again.
-    `ObjectNotFound` is believed once every endpoint says so; one that misses what another has is told in the log. An
-    endpoint that refuses (wrong credentials, no such bucket) is asked once a request, left out and logged as an error,
-    and reading goes on elsewhere: it is an error itself only where no endpoint is left that could answer.
+    A request without an answer after twice the usual time is made at another endpoint as well, and the first answer is
+    taken; at most a tenth of all requests are. `ObjectNotFound` is believed once every endpoint says so; one that
+    misses what another has is told in the log. An endpoint that refuses (wrong credentials, no such bucket) is asked
+    once a request, left out and logged as an error, and reading goes on elsewhere: it is an error itself only where no
+    endpoint is left that could answer.
     """
 
     def __init__(self, stores: Sequence[ObjectStorage], *, budgets: Budgets | None = None) -> None:
@@ -46,6 +62,9 @@ class EndpointStorage(ReadsObjects):
         self._stores = tuple(stores)
         self.budgets = budgets or Budgets()
         self._rotation = Rotation([ObjectClient(store.address, store.timeouts) for store in stores])
+        self._lanes = Lanes()
+        self._allowance = HedgeAllowance()
+        self._told_different = False
 
     def __getstate__(self) -> tuple[tuple[ObjectStorage, ...], Budgets]:
         return self._stores, self.budgets
@@ -71,22 +90,46 @@ class EndpointStorage(ReadsObjects):
         return self._rotation.health()
 
     def get_range_of(self, info: ObjectInfo, start: int, stop: int) -> bytes:
-        """Bytes ``[start, stop)`` of an object as large as `info` tells of, from whichever endpoint answers.
+        """Bytes ``[start, stop)`` of the object that `info` tells of, from whichever endpoint answers.
 
-        By size alone: the same bytes uploaded in parts of another size have another version.
+        Every endpoint must have as many bytes, and is held to the version that it first had when it was asked by this
+        `info`: `PreconditionFailed` where it was written since. What an endpoint was given before it was first asked is
+        not known: it goes by size. That `info` is the one of `head`; another goes by size alone.
         """
         check_range(info.key, start, stop)
         if start >= min(stop, info.size_bytes):
             return b""
+        seen = info.seen if isinstance(info, SharedInfo) else {}
         partial = PartialRead(start, stop)
-        self._read(info.key, partial)
-        got = partial.info.size_bytes if partial.info is not None else 0
-        if got != info.size_bytes:
+
+        def pin(endpoint: Endpoint) -> str | None:
+            known = seen.get(endpoint.name)
+            return known.version if known is not None else None
+
+        endpoint = self._read_from(info.key, partial, pin=pin)
+        got = partial.info or ObjectInfo(info.key, 0)
+        if got.size_bytes != info.size_bytes:
             raise StorageError(
-                f"{info.key} had {info.size_bytes} bytes when it was opened, got {got}: it was written again, or the "
-                f"endpoints ({self.url}) do not hold the same data; make them the same"
+                f"{info.key} had {info.size_bytes} bytes when it was opened, got {got.size_bytes}: it was written "
+                f"again, or the endpoints ({self.url}) do not hold the same data; make them the same"
             )
+        first = seen.setdefault(endpoint.name, got)
+        self._tell_different(seen)
+        if (first.version or first.modified) != (got.version or got.modified):
+            raise PreconditionFailed(f"{endpoint.name}: {info.key} was written again: expected {first}, got {got}")
         return partial.joined()
+
+    def _tell_different(self, seen: dict[str, ObjectInfo]) -> None:
+        """Say once where endpoints name digests of content that differ. It is no proof: under some kinds of encryption
+        they are no digests."""
+        if self._told_different or len(seen) < 2:
+            return
+        digests = {name: info.version for name, info in list(seen.items()) if _DIGEST.fullmatch(info.version or "")}
+        if len(set(digests.values())) > 1:
+            self._told_different = True
+            told = "; ".join(f"{name}: {version}" for name, version in digests.items())
+            key = next(iter(seen.values())).key
+            _log.warning("%s seems to be another object on each endpoint (%s): make sure that it is not", key, told)
 
     def reader(self, key: str, start: int = 0) -> BinaryIO:
         check_offset(key, start)
@@ -95,18 +138,20 @@ class EndpointStorage(ReadsObjects):
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
-        return self._anywhere(lambda client: client.head(key), self.budgets.metadata, key)
+        found, endpoint = self._race(key, lambda client, _: client.head(key), self.budgets.metadata)
+        return SharedInfo(key, found.size_bytes, found.version, found.modified, {endpoint.name: found})
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         found: dict[ObjectClient, dict[str, ObjectInfo]] = {}
 
-        def listed(client: ObjectClient) -> dict[str, ObjectInfo]:
+        def listed(client: ObjectClient, part: PartialRead) -> dict[str, ObjectInfo]:
+            part.answered_at = time.monotonic()  # a long list may take longer than the deadline, as long as it goes on
             pages = found.setdefault(client, {})  # each endpoint's own: they may list in different orders
             client.list_on(prefix, pages)
             return pages
 
-        whole = self._anywhere(listed, self.budgets.metadata, prefix, is_key=False)
+        whole, _ = self._race("", listed, self.budgets.metadata, what=prefix, hedged=False)
         for key in sorted(whole):
             if key.startswith(prefix) and not key.endswith(RESERVED):
                 yield whole[key]
@@ -115,66 +160,13 @@ class EndpointStorage(ReadsObjects):
         return key
 
     def _read(self, key: str, partial: PartialRead) -> None:
-        self._anywhere(lambda client: client.read_on(key, partial), self.budgets.data, key, partial=partial)
+        self._read_from(key, partial)
 
-    def _anywhere(
-        self,
-        ask: Callable[[ObjectClient], T],
-        budget: RetryBudget,
-        key: str,
-        *,
-        partial: PartialRead | None = None,
-        is_key: bool = True,
-    ) -> T:
-        """Ask one endpoint after the other until one answers, round after round until the budget is spent.
+    def _read_from(self, key: str, partial: PartialRead, **more: Any) -> Endpoint:
+        def read(client: ObjectClient, part: PartialRead) -> None:
+            client.read_on(key, part)
 
-        The deadline counts from the beginning and holds within a round as well. Between rounds we wait, not between
-        endpoints: the next one is not to blame."""
-        answers: dict[Endpoint, StorageError] = {}
-        began = time.monotonic()
-        patience = Patience(budget=budget, what=f"{key or 'a list'} on {len(self._stores)} endpoints", began_at=began)
-        while True:
-            for endpoint in self._rotation.next_order():
-                if endpoint in answers and not isinstance(answers[endpoint], TransientStoreError):
-                    continue  # asking again changes nothing
-                if answers and time.monotonic() - (patience.began_at or began) > budget.deadline_s:
-                    break
-                before = partial.arrived if partial is not None else 0
-                try:
-                    found = ask(endpoint.client)
-                except StorageError as error:
-                    answers[endpoint] = error
-                    self._note(endpoint, error)
-                    if partial is not None:
-                        patience.refresh(max(0, partial.arrived - before))
-                else:
-                    self._rotation.note_answer(endpoint, key if is_key else "")
-                    _tell_missing(key, endpoint, answers)
-                    return found
-            _refuse_for_good(key, answers)
-            patience.spend(TransientStoreError(_told(answers)))
+        return self._race(key, read, self.budgets.data, partial=partial, **more)[1]
 
-    def _note(self, endpoint: Endpoint, error: StorageError) -> None:
-        if isinstance(error, ObjectNotFound):
-            self._rotation.note_answer(endpoint)  # an answer, if not the one hoped for
-        else:
-            self._rotation.note_failure(endpoint, error)
-
-
-def _tell_missing(key: str, having: Endpoint, answers: dict[Endpoint, StorageError]) -> None:
-    for endpoint, error in answers.items():
-        if isinstance(error, ObjectNotFound):
-            _log.warning("%s misses %s, which %s has: copy it there", endpoint.name, key, having.name)
-
-
-def _refuse_for_good(key: str, answers: dict[Endpoint, StorageError]) -> None:
-    """Raise where no further round can change anything: nobody is left whom it makes sense to ask again."""
-    if any(isinstance(error, TransientStoreError) for error in answers.values()):
-        return
-    kinds = {type(error) for error in answers.values()}
-    kind = kinds.pop() if len(kinds) == 1 else AccessDenied if AccessDenied in kinds else StorageError
-    raise kind(f"{key or 'the list'} is on none of the endpoints: {_told(answers)}")
-
-
-def _told(answers: dict[Endpoint, StorageError]) -> str:
-    return "; ".join(f"[{number}] {end.name}: {error}" for number, (end, error) in enumerate(answers.items(), start=1))
+    def _race(self, key: str, ask: Ask[T], budget: RetryBudget, **more: Any) -> tuple[T, Endpoint]:
+        return Race(self._rotation, self._lanes, self._allowance, ask, budget, key=key, **more).run()

@@ -31,10 +31,10 @@ T = TypeVar("T")
 class RetryBudget:
     """How long to go on trying."""
 
-    attempts: int = 8
+    attempts: int = 10
     deadline_s: float = 300.0
     """No try begins later than this after the first failure."""
-    first_wait_s: float = 0.5
+    first_wait_s: float = 0.1
     longest_wait_s: float = 30.0
     """Cap of our own waits; a server may ask for more."""
 
@@ -50,11 +50,11 @@ class RetryBudget:
         return chosen if asked_s is None else asked_s + chosen * 0.1
 
 
-METADATA = RetryBudget(attempts=6, deadline_s=600.0)
+METADATA = RetryBudget(attempts=9, deadline_s=600.0)
 """A server that is not there at all is given up in seconds; one that asks to wait is waited for."""
-DATA = RetryBudget(attempts=12, deadline_s=900.0)
+DATA = RetryBudget(attempts=14, deadline_s=900.0)
 """A download that took hours is worth a quarter of an hour of patience."""
-WRITES = RetryBudget(attempts=10, deadline_s=600.0)
+WRITES = RetryBudget(attempts=12, deadline_s=600.0)
 """What is written was worked for: longer than metadata, though somebody may be waiting for it."""
 
 
@@ -90,6 +90,10 @@ class Patience:
 
     def spend(self, error: TransientStoreError) -> None:
         """Wait before the next try, or raise where there is none left."""
+        self.sleep(self.next_wait_s(error))
+
+    def next_wait_s(self, error: TransientStoreError) -> float:
+        """How long to wait before the next try; raises where there is none left."""
         now = self.clock()
         if self.began_at is None:
             self.began_at = now
@@ -107,7 +111,7 @@ class Patience:
         self.waited_s += wait_s
         if self.waited_s >= _SAID_FROM_S:
             _log.warning("%s: trying again in %.0f s", error, wait_s)
-        self.sleep(wait_s)
+        return wait_s
 
 
 def with_retries(operation: Callable[[], T], budget: RetryBudget, what: str) -> T:

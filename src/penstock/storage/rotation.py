@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ObjectNotFound, PenstockError, StorageError, TransientStoreError
 from penstock.storage.client import ObjectClient
+from penstock.storage.hedging import Pace
 
 _log = logging.getLogger(__name__)
 _OUT_AFTER = 3
@@ -52,6 +53,8 @@ class Endpoint:
         self.last_failure = ""
         self.probe_at = 0.0
         self.probe_wait_s = _FIRST_PROBE_S
+        self.looks, self.answers, self.bodies = Pace(), Pace(), Pace()
+        """How long it takes to look at an object; to begin an answer with one; a mebibyte of that, to arrive."""
 
     def health(self) -> EndpointHealth:
         return EndpointHealth(
@@ -68,6 +71,7 @@ class Rotation:
 
     def __init__(self, clients: Sequence[ObjectClient]) -> None:
         self._lock = threading.Lock()
+        self._is_back = threading.Condition(self._lock)
         self._endpoints = [Endpoint(client) for client in clients]
         self._turn = 0
         self._known_key = ""
@@ -95,6 +99,11 @@ class Rotation:
         first = turn % len(inside) if inside else 0
         return inside[first:] + inside[:first] + outside
 
+    def pause(self, seconds: float) -> None:
+        """Wait; no longer than until an endpoint that was out is back, which is what one waits for."""
+        with self._is_back:
+            self._is_back.wait(seconds)
+
     def note_answer(self, endpoint: Endpoint, key: str = "") -> None:
         """It answered; `key` is an object that is there."""
         with self._lock:
@@ -102,6 +111,8 @@ class Rotation:
             was_out, endpoint.is_in = not endpoint.is_in, True
             endpoint.running, endpoint.is_probed, endpoint.probe_wait_s = 0, False, _FIRST_PROBE_S
             self._known_key = key or self._known_key
+            if was_out:
+                self._is_back.notify_all()
         if was_out:
             _log.warning("%s answers again and is asked in turn", endpoint.name)
 
