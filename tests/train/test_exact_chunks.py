@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from penstock import chunked_segment_rollout
 from penstock.errors import ConfigError
 from penstock.feed import IGNORED_LABEL, Batch
 from penstock.train.device_batch import DeviceBatch, to_device
@@ -342,3 +343,40 @@ def test_a_model_is_left_as_it_was() -> None:
     learned_in_chunks(model, fed, 7)
     check_same(learned_whole(model, fed), before)
     assert model.lm.config._attn_implementation == "sdpa"  # pyright: ignore
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_model_of_transformers_is_rolled_out_with_the_gradients_of_the_whole(name: str) -> None:
+    """As users have it: the model itself, padded on one side or the other, in the middle of a loop of their own."""
+    model = hugging_face(MODELS[name])
+    lengths = (23, 9, 17)
+    rows = [torch.randint(1, VOCABULARY, (length,)) for length in lengths]
+    found: list[tuple[float, dict[str, Tensor]]] = []
+    for left in (False, True):
+        ids, mask = torch.zeros(3, 23, dtype=torch.int64), torch.zeros(3, 23, dtype=torch.int64)
+        for number, row in enumerate(rows):
+            place = slice(23 - len(row), None) if left else slice(0, len(row))
+            ids[number, place], mask[number, place] = row, 1
+        result = chunked_segment_rollout(model.lm, {"input_ids": ids, "attention_mask": mask}, chunk_size=5)
+        assert (result.num_tokens, result.segments, result.carry) == (sum(lengths) - 3, (1,) * 5, {})
+        found.append((float(result.loss), gradients(model)))
+    check_same(found[1], found[0])
+    total = torch.zeros((), dtype=torch.float64)
+    for row in rows:
+        logits = model.lm(input_ids=row[None, :-1]).logits[0]
+        total = total + torch.nn.functional.cross_entropy(logits, row[1:], reduction="none").double().sum()
+    (total / (sum(lengths) - 3)).backward()
+    check_same(found[0], (float(total.detach()) / (sum(lengths) - 3), gradients(model)))
+
+
+def test_without_gradients_a_rollout_is_the_loss_alone_and_a_carry_is_refused() -> None:
+    model = hugging_face(MODELS["llama"]).eval()
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        alone = chunked_segment_rollout(model.lm, {"input_ids": ids}, chunk_size=6)
+    assert not gradients(model)
+    assert not model.lm.training
+    learned = chunked_segment_rollout(model.lm, {"input_ids": ids}, chunk_size=6)
+    assert float(learned.loss_sum) == pytest.approx(float(alone.loss_sum), rel=1e-6)
+    with pytest.raises(ConfigError, match="has no carry to read on with"):
+        chunked_segment_rollout(model.lm, {"input_ids": ids}, carry={"state": ids})

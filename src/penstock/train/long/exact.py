@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from penstock.train.long.dice import Dice
 from penstock.train.long.documents import Documents
 from penstock.train.long.host_memory import HostMemory
 from penstock.train.long.memory import DeviceMemory, Memory
+from penstock.train.long.tokens import LongTokens
 from penstock.train.models.transformer import summed_cross_entropy
 from penstock.train.trainer import Computing
 
@@ -52,13 +54,26 @@ class ExactChunks:
 
     def learn(self, batch: DeviceBatch, rows: slice, weight: float, computing: Computing = nullcontext) -> Tensor:
         """Add the gradients of some sequences' summed loss over `weight`; returns that loss."""
-        read = self._read(batch, rows)
-        dice = Dice(batch.input_ids.device)
+        return self.learn_tokens(*rows_of(batch, rows), weight, computing)
+
+    def learn_tokens(
+        self, tokens: LongTokens, documents: np.ndarray, weight: float, computing: Computing = nullcontext
+    ) -> Tensor:
+        """The same of sequences that came by themselves.
+
+        Args:
+            tokens: On the device.
+            documents: Their documents, on the host.
+            weight: What the loss is divided by.
+            computing: Within it the model computes in the precision that is wanted.
+        """
+        read = self._read(tokens, documents)
+        dice = Dice(read.device)
         *earlier, last = read.chunks
         with torch.no_grad(), computing():
             for piece in read.pieces(earlier, dice):
                 read.hidden(piece)
-        total = torch.zeros((), dtype=torch.float64, device=batch.input_ids.device)
+        total = torch.zeros((), dtype=torch.float64, device=read.device)
         with computing():  # around all: weights cast to another type are cast once
             for chunk in (last, *reversed(earlier)):
                 with dice.as_noted(chunk.start):
@@ -66,12 +81,16 @@ class ExactChunks:
                 total += self._backward(hidden, read.labels[:, chunk], weight)
         return total
 
-    @torch.no_grad()
     def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
         """The summed loss of some sequences; nothing is learned."""
-        read = self._read(batch, rows)
-        total = torch.zeros((), dtype=torch.float64, device=batch.input_ids.device)
-        for piece in read.pieces(read.chunks, Dice(batch.input_ids.device)):
+        return self.loss_of_tokens(*rows_of(batch, rows))
+
+    @torch.no_grad()
+    def loss_of_tokens(self, tokens: LongTokens, documents: np.ndarray) -> Tensor:
+        """The same of sequences that came by themselves."""
+        read = self._read(tokens, documents)
+        total = torch.zeros((), dtype=torch.float64, device=read.device)
+        for piece in read.pieces(read.chunks, Dice(read.device)):
             for tile, labels in self._tiles(read.hidden(piece), read.labels[:, piece]):
                 total += summed_cross_entropy(self._model.logits(tile), labels)
         return total
@@ -100,27 +119,41 @@ class ExactChunks:
         tokens = -(-hidden.shape[1] // tiles)  # all nearly equal
         yield from zip(hidden.split(tokens, 1), labels.split(tokens, 1), strict=True)
 
-    def _read(self, batch: DeviceBatch, rows: slice) -> _Reading:
+    def _read(self, tokens: LongTokens, documents: np.ndarray) -> _Reading:
         if self._memory is None:
-            on_host = self._cpu_offload and batch.input_ids.device.type == "cuda"
-            self._memory = HostMemory(batch.input_ids.device) if on_host else DeviceMemory()
-        return _Reading(self._model, batch, rows, self._memory, self._chunk_size)
+            device = tokens.input_ids.device
+            self._memory = HostMemory(device) if self._cpu_offload and device.type == "cuda" else DeviceMemory()
+        return _Reading(self._model, tokens, documents, self._memory, self._chunk_size)
+
+
+def rows_of(batch: DeviceBatch, rows: slice) -> tuple[LongTokens, np.ndarray]:
+    """Some sequences of a batch, and their documents on the host."""
+    tokens = LongTokens(
+        input_ids=batch.input_ids[rows],
+        labels=batch.labels[rows],
+        position_ids=batch.position_ids[rows],
+        document_ids=batch.document_ids[rows],
+    )
+    return tokens, batch.source.document_ids[rows]
 
 
 class _Reading:
-    """Some sequences of a batch, read in chunks."""
+    """Sequences, read in chunks."""
 
-    def __init__(self, model: Chunkable, batch: DeviceBatch, rows: slice, memory: Memory, chunk_size: int) -> None:
+    def __init__(
+        self, model: Chunkable, tokens: LongTokens, documents: np.ndarray, memory: Memory, chunk_size: int
+    ) -> None:
         self._model = model
         self._memory = memory
-        self._input_ids = batch.input_ids[rows]
-        self.labels = batch.labels[rows]
-        sequences, length = self._input_ids.shape
+        self._input_ids = tokens.input_ids
+        self.labels = tokens.labels
+        self.device = tokens.input_ids.device
+        sequences, length = tokens.input_ids.shape
         apart = model.keeps_documents_apart
-        self._position_ids = batch.position_ids[rows]
+        self._position_ids = tokens.position_ids
         if not apart:  # then positions are those in the sequence
-            self._position_ids = torch.arange(length, device=self._input_ids.device).expand_as(self._input_ids)
-        self._documents = Documents(batch.source.document_ids[rows], self._input_ids.device, apart=apart)
+            self._position_ids = torch.arange(length, device=self.device).expand_as(tokens.input_ids)
+        self._documents = Documents(documents, self.device, apart=apart)
         self.chunks = [slice(start, min(start + chunk_size, length)) for start in range(0, length, chunk_size)]
         memory.begin(sequences, length)
 

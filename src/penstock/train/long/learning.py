@@ -11,9 +11,8 @@ from torch import Tensor
 
 from penstock.train.device_batch import DeviceBatch
 from penstock.train.long.chunkable import chunkable
-from penstock.train.long.exact import ExactChunks
+from penstock.train.long.exact import ExactChunks, rows_of
 from penstock.train.long.rollout import Rollout, chunked_segment_rollout
-from penstock.train.long.tokens import LongTokens
 from penstock.train.models import Learner, RecurrentModel
 from penstock.train.trainer import Computing, InChunks
 
@@ -58,12 +57,7 @@ class CarriedChunks:
         return self._rolled_out(batch, rows, 1.0, nullcontext).loss_sum
 
     def _rolled_out(self, batch: DeviceBatch, rows: slice, weight: float, computing: Computing) -> Rollout:
-        tokens = LongTokens(
-            input_ids=batch.input_ids[rows],
-            labels=batch.labels[rows],
-            position_ids=batch.position_ids[rows],
-            document_ids=batch.document_ids[rows],
-        )
+        tokens, _ = rows_of(batch, rows)
         return chunked_segment_rollout(
             self._model,
             tokens,

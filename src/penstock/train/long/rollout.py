@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError
+from penstock.train.long.chunkable import chunkable
+from penstock.train.long.exact import ExactChunks
 from penstock.train.long.offloading import OffloadSaved
 from penstock.train.long.tokens import LongTokens, long_tokens
+from penstock.train.models import Learner
 from penstock.train.models.carrying import Carry, CarryModel, ponder_loss
+from penstock.train.models.huggingface import CausalLM
+from penstock.train.trainer import Computing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,7 @@ def chunked_segment_rollout(
     cpu_offload: bool = False,
     weight: float | None = None,
     carry: Carry | None = None,
-    computing: Callable[[], AbstractContextManager[object]] = nullcontext,
+    computing: Computing = nullcontext,
 ) -> Rollout:
     """Read sequences chunk by chunk, the carry handed on, and add the gradients of their loss to ``.grad``.
 
@@ -58,8 +64,13 @@ def chunked_segment_rollout(
 
     What is kept for going back is that of `bptt_chunks` chunks, however long the sequences are.
 
+    A model of `transformers` has no carry: its chunks leave keys and values for later ones, and gradients are always
+    those of the whole (`exact.py`). `max_segments` and `bptt_chunks` mean nothing to it. One that cannot be cut is
+    refused.
+
     Args:
-        model: With a carry (`CarryModel`), such as ``--model act``. Its parameters say on which device it computes.
+        model: With a carry (`CarryModel`), such as ``--model act``, or a causal language model of `transformers`. Its
+            parameters say on which device it computes.
         batch: `input_ids` and perhaps `labels`, `position_ids`, `document_ids`, `attention_mask`, as tensors or arrays
             (`long_tokens` says what is made of them). They may stay on the host: a chunk at a time goes to the device.
         max_segments: The most ponder steps (segments) a token may take in its chunk. The model's own bound
@@ -75,13 +86,21 @@ def chunked_segment_rollout(
     Under ``torch.no_grad()`` only the loss is computed.
     """
     device = _checked(model, max_segments, chunk_size, bptt_chunks)
-    assert isinstance(model, CarryModel)
     tokens = batch if isinstance(batch, LongTokens) else long_tokens(batch)
     counts = tokens.label_counts(chunk_size)
     num_tokens = sum(counts)
     divisor = float(max(1, num_tokens)) if weight is None else float(weight)
     if not divisor > 0:
         raise ConfigError(f"weight={weight} cannot divide a loss: expected a number above 0")
+    if not isinstance(model, CarryModel):
+        learning = _exact_chunks(model, len(tokens), chunk_size, cpu_offload=cpu_offload)
+        if carry is not None:
+            raise ConfigError(f"{type(model).__name__} has no carry to read on with: leave carry away")
+        loss_sum = _learned_exactly(learning, tokens, divisor, device, computing)
+        nothing = torch.zeros_like(loss_sum)
+        return Rollout(
+            loss_sum=loss_sum, ponder_loss_sum=nothing, num_tokens=num_tokens, carry={}, segments=(1,) * len(counts)
+        )
     if carry is None:
         carry = model.initial_carry(len(tokens.input_ids), device)
     total, ponder_total = torch.zeros(2, dtype=torch.float64, device=device).unbind()
@@ -126,13 +145,32 @@ def _moved(carry: Carry, device: torch.device) -> Carry:
     return {name: tensor.to(device) for name, tensor in carry.items()}
 
 
+def _exact_chunks(model: nn.Module, length: int, chunk_size: int, *, cpu_offload: bool) -> ExactChunks:
+    """For a model without a carry: chunks with the gradients of the whole."""
+    transformers = sys.modules.get("transformers")  # where it was never imported there is no model of it
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+        model = CausalLM.around(model)
+    if not isinstance(model, Learner):
+        raise ConfigError(
+            f"{type(model).__name__} has no carry to hand from chunk to chunk, and is no model of transformers: "
+            "expected initial_carry, forward_chunk and loss_of, as of --model act"
+        )
+    return ExactChunks(chunkable(model, length), chunk_size, cpu_offload=cpu_offload)
+
+
+def _learned_exactly(
+    learning: ExactChunks, tokens: LongTokens, divisor: float, device: torch.device, computing: Computing
+) -> Tensor:
+    moved = tokens.piece(0, len(tokens), device)
+    documents = tokens.document_ids.cpu().numpy()
+    if torch.is_grad_enabled():
+        return learning.learn_tokens(moved, documents, divisor, computing) * divisor
+    with computing():
+        return learning.loss_of_tokens(moved, documents)
+
+
 def _checked(model: nn.Module, max_segments: int, chunk_size: int, bptt_chunks: int | str) -> torch.device:
     """Refuse what cannot work; returns where the model is."""
-    if not isinstance(model, CarryModel):
-        raise ConfigError(
-            f"{type(model).__name__} has no carry to hand from chunk to chunk: expected initial_carry, forward_chunk "
-            "and loss_of, as of --model act; models of transformers learn long sequences by --use-chunked-training"
-        )
     for name, value, least in (("max_segments", max_segments, 1), ("chunk_size", chunk_size, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}={value!r} cannot work: expected a number of {least} or more")

@@ -106,13 +106,23 @@ class CausalLM(Learner):
             vocab_size: Entries of the tokenizer; where the model has fewer, its embeddings are made as many.
             across_documents: Let documents of one sequence see each other; some kernels are faster so.
         """
-        super().__init__()
         config = config_of(config_json)
-        self.lm: nn.Module = _transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        resize: Callable[..., object] = self.lm.resize_token_embeddings  # pyright: ignore[reportAssignmentType]
+        lm: nn.Module = _transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        resize: Callable[..., object] = lm.resize_token_embeddings  # pyright: ignore[reportAssignmentType]
         if vocab_size > config.get_text_config().vocab_size:
             resize(vocab_size)
-        self.lm.train()
+        self._take(lm.train(), across_documents)
+
+    @classmethod
+    def around(cls, lm: nn.Module, *, across_documents: bool = False) -> CausalLM:
+        """A model that is there already, in whatever mode it is; weights and gradients stay its own."""
+        made = cls.__new__(cls)
+        made._take(lm, across_documents)
+        return made
+
+    def _take(self, lm: nn.Module, across_documents: bool) -> None:
+        super().__init__()
+        self.lm = lm
         accepted = inspect.signature(self.lm.forward).parameters
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
         self.takes_positions = "position_ids" in accepted
@@ -121,7 +131,7 @@ class CausalLM(Learner):
         if self.apart == "never" and not across_documents:
             _log.warning(
                 "documents of one sequence see each other: %s takes neither positions nor a mask for them",
-                config.model_type,
+                self.lm.config.model_type,  # pyright: ignore
             )
 
     @property
@@ -158,8 +168,11 @@ class CausalLM(Learner):
         """Change one document and look whether another that shares its sequence, or an earlier token, notices."""
         positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
         documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
-        one = torch.tensor([[1, 2, 3, 4, 5, 6]]) % self.lm.get_input_embeddings().num_embeddings  # pyright: ignore
+        device = next(self.lm.parameters()).device
+        positions, documents = positions.to(device), documents.to(device)
+        one = torch.arange(1, 7, device=device)[None] % self.lm.get_input_embeddings().num_embeddings  # pyright: ignore
         other = torch.where(documents == 0, one.flip(1), one)
+        was_training = self.lm.training
         self.lm.eval()  # without dropout, which would look like a difference
         try:
             for apart in ("positions", "mask"):
@@ -172,7 +185,7 @@ class CausalLM(Learner):
                 if torch.allclose(seen[0], seen[1], atol=1e-5):
                     return apart
         finally:
-            self.lm.train()
+            self.lm.train(was_training)
         return "never"
 
 
