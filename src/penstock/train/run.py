@@ -74,7 +74,7 @@ def run_as_rank(
 ) -> RunResult:
     """Train as one rank of a job; rank 0 alone uses the run's folder."""
     device = device_of_rank(config, int(os.environ.get("LOCAL_RANK", "0")))
-    meeting = joined_ranks(device, timeout_s=config.rank_timeout_s)
+    meeting = joined_ranks(device, timeout_s=config.rank_timeout_s, on_wait=on_progress)
     with SignalsStop(stop, grace_s=_SIGNAL_GRACE_S), meeting as ranks:
         if ranks.is_first:
             return _train_first(config, hooks, stop, ranks, [device], on_progress)
@@ -98,7 +98,7 @@ def _train_first(
             begun.append(_Run(parts, list(hooks), stop, ranks, devices, on_progress, held))
             return begun[0].begin()
 
-        ranks.prepare_first(begin)
+        ranks.from_first(begin)
         return begun[0].run()
 
 
@@ -228,7 +228,7 @@ class _Run:
         ledger, config = self._parts.ledger, self._parts.config
         session = ledger.join("ranks", generation=self._events.generation, pid=os.getpid())
         evaluation = self._parts.evaluation(self._events, self._commit.total_steps)
-        keeper = Keeper(self._committer, self._events, session, self._stop, evaluation)
+        keeper = Keeper(self._committer, self._events, session, self._stop, evaluation, self._on_progress)
         with Heartbeat(ledger, session, every_s=config.session_timeout_s / 4):
             state = self._ranks.state_from_first(self._state)
             trainer = self._parts.trainer(self._devices[0])
