@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def rank(config: TrainingConfig, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     run_dir, progress = Path(config.run_dir), list[float]()
 
-    def evaluate(_: Evaluation, trainer: Trainer, stop: Callable[[], bool]) -> Evaluated:
+    def evaluate(self: Evaluation, trainer: Trainer, stop: Callable[[], bool] = lambda: False) -> Evaluated:
         (run_dir / EVALUATING).touch()
         began = time.monotonic()
         while time.monotonic() < began + EVALUATION_S and not stop():
@@ -47,7 +48,7 @@ def rank(config: TrainingConfig, environment: dict[str, str]) -> None:
     except RankLost as error:
         notes.write_text(str(error))
         raise
-    notes.write_text(str(max(later - before for before, later in zip(progress, progress[1:], strict=False))))
+    notes.write_text(str(max(later - before for before, later in pairwise(progress))))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from penstock.train.config import RunConfig, TrainingConfig
 from penstock.train.data import make_blocks
 from penstock.train.devices import choose_devices, device_of_rank
 from penstock.train.events import Events, Hook, MetricsFile
+from penstock.train.folders import writable_folder
 from penstock.train.following import Outset, follow, make_job
 from penstock.train.heartbeat import Heartbeat
 from penstock.train.job import Keeper
@@ -111,11 +112,9 @@ def _open_run(config: TrainingConfig, devices: list[torch.device], stop: StopReq
     manifest = BlockManager(config.dataset_file, config.samples_per_block).manifest
     _check_trainable(manifest, config, config.dataset_file)
     storage = open_storage(config.run_dir or Path("runs", manifest.header.dataset_name))
-    if not isinstance(storage, LocalStorage):
-        raise ConfigError(f"the run folder {storage.url} is not local: expected a path")
-    if storage.exists(MANIFEST_KEY):
+    if isinstance(storage, LocalStorage) and storage.exists(MANIFEST_KEY):
         raise ConfigError(f"the run folder {storage.url} is a data set: name another folder with --run")
-    _check_writable(storage)
+    storage = writable_folder(storage, what="run folder", remedy="name another with --run")
     _lock(storage, held)
     storage.discard_unfinished()
     stop.watch(storage.root / STOP_FILE)
@@ -137,20 +136,6 @@ def _lock(storage: LocalStorage, held: ExitStack) -> None:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.05)
-
-
-def _check_writable(storage: LocalStorage) -> None:
-    try:
-        storage.root.mkdir(parents=True, exist_ok=True)
-        writable = os.access(storage.root, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise ConfigError(
-            f"the run folder {storage.url} cannot be made: {error.strerror}: name another with --run"
-        ) from error
-    if not writable:
-        raise ConfigError(
-            f"the run folder {storage.url} cannot be written: name another with --run, or give it to yourself"
-        )
 
 
 def _check_trainable(manifest: Manifest, config: TrainingConfig, name: str) -> None:

@@ -20,7 +20,10 @@ from penstock.train.optimizers import AdamSettings
 from penstock.train.schedule import Schedule
 
 State = dict[str, Tensor]
-"""Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``."""
+"""Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``, ``skips``."""
+
+_SKIPS = "skips"
+"""How many batches in a row, up to here, could not be learned; states of before do not say."""
 
 OnNan = Literal["stop", "skip"]
 
@@ -181,6 +184,7 @@ class Trainer:
             for name, value in slots.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer.{index}.{name}"] = _copied(value)
+        tensors[_SKIPS] = torch.tensor([self._skips_in_a_row])
         tensors["rng.torch"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -207,6 +211,7 @@ class Trainer:
         described = self.optimizer.state_dict()
         described["state"] = slots
         self.optimizer.load_state_dict(described)
+        self._skips_in_a_row = int(tensors[_SKIPS]) if _SKIPS in tensors else 0
         torch.set_rng_state(tensors["rng.torch"])
         if self.device.type == "cuda" and "rng.cuda" in tensors:  # a run may come from a machine without
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
@@ -240,7 +245,9 @@ def merge(base: State, replicas: list[tuple[float, State]], how: str) -> State:
     for name in dict.fromkeys(name for _, state in replicas for name in state):
         present = [(weight, state[name]) for weight, state in replicas if name in state]
         first = present[0][1]
-        if not first.is_floating_point():
+        if name == _SKIPS:  # where one replica could learn, the model is not broken
+            merged[name] = torch.stack([tensor for _, tensor in present]).amin(0)
+        elif not first.is_floating_point():
             merged[name] = first
         elif name.endswith(".step"):
             merged[name] = torch.stack([tensor for _, tensor in present]).amax(0)
