@@ -319,6 +319,11 @@ def _translation(path: Path, error: Exception) -> LedgerError:
             return LedgerError(
                 f"{path} was locked by another process for {_BUSY_TIMEOUT_S:.0f} s: find that process and end it"
             )
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return LedgerError(
+                f"no space left to write {path}: free some space and run the same command again; "
+                "the last commit is kept"
+            )
         return LedgerError(f"{path} cannot be used: {text}: check the folder, its permissions and free space")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
         return LedgerError(_NO_DATABASE.format(path=path))

@@ -102,6 +102,11 @@ def translated(path: Path, *, reading: bool = False) -> Iterator[None]:
                 f"no space left to write {path}: free some space and run the same command again; "
                 "what was written before is kept"
             ) from error
+        if error.errno == errno.EFBIG:
+            raise StorageError(
+                f"{path}: {error.strerror}: raise the limit on the size of files (ulimit -f) and run the same command "
+                "again; what was written before is kept"
+            ) from error
         if error.errno == errno.ELOOP and reading:
             raise ObjectNotFound(f"{path} does not exist: {error.strerror}") from error
         if error.errno == errno.EROFS:
