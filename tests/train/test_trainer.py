@@ -233,11 +233,15 @@ class TwoRanks:
     """The other rank of two, which has learned its share already: its sums are added."""
 
     def __init__(self, weight: float, loss: float, tokens: int, gradients: list[torch.Tensor]) -> None:
+        self.expected = 0
         self._answers = [[weight], [loss, tokens]]
         self._gradients = gradients
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         return [a + b for a, b in zip(numbers, self._answers.pop(0), strict=True)]
+
+    def expect_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.expected += 1
 
     def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter, other in zip(parameters, self._gradients, strict=True):
@@ -261,6 +265,7 @@ def test_a_batch_shared_by_two_ranks_is_learned_as_one_rank_would() -> None:
     found = subject.step(first, 1, together)
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
     assert (found.num_tokens, found.grad_norm) == (expected.num_tokens, pytest.approx(expected.grad_norm, rel=1e-4))
+    assert together.expected == 1, "once, before the last of its parts"
 
 
 def test_averaging_replicas_from_one_start_lowers_the_loss_round_by_round() -> None:

@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import ConfigError, PenstockError, RankLost, TrainError
+from penstock.train.summing import GradientSum
 from penstock.train.trainer import State
 
-_BUCKET_ELEMENTS = 8 << 20
-"""Gradients are summed so many numbers at a time: large enough for the network, small beside the model."""
 _SIGN_OF_LIFE_S = 1.0
 _WAIT_ON = -1
 """Said in place of how many bytes come: rank 0 is not done yet."""
@@ -55,6 +54,7 @@ class Ranks:
         self.world = world
         self._timeout_s = timeout_s
         self._on_wait = on_wait
+        self._gradients: GradientSum | None = None
 
     @property
     def is_first(self) -> bool:
@@ -156,28 +156,29 @@ class Ranks:
         self._collective(lambda: dist.all_reduce(sums))
         return sums.tolist()
 
+    def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """The backward pass that comes is the step's last on this rank: gradients are summed while it makes others.
+
+        Not called, by a rank that has nothing to learn from or cannot tell which pass is the last, they are summed by
+        `sum_gradients`; the result is the same, and others may do otherwise.
+        """
+        if self.world > 1:
+            self._gradients = GradientSum(parameters, self._begin_sum)
+            self._gradients.watch()
+
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Add up the gradients of all ranks, in place and in a fixed order: the same bits on every rank.
 
         A parameter without a gradient here counts as 0; one without a gradient anywhere is left without.
         """
-        if self.world == 1:
-            return
-        for bucket in _buckets(parameters):
-            self._sum_bucket(bucket)
+        if self.world > 1:
+            under_way, self._gradients = self._gradients, None
+            (under_way or GradientSum(parameters, self._begin_sum)).finish()
 
-    def _sum_bucket(self, bucket: list[Tensor]) -> None:
-        sizes = [parameter.numel() for parameter in bucket]
-        flat = bucket[0].new_zeros(sum(sizes) + len(bucket))  # behind the gradients, who has one
-        parts = flat.split([*sizes, len(bucket)])
-        for place, parameter in enumerate(bucket):
-            if parameter.grad is not None:
-                parts[place].copy_(parameter.grad.reshape(-1))
-                parts[-1][place] = 1
-        self._collective(lambda: dist.all_reduce(flat))
-        for parameter, part, found in zip(bucket, parts[:-1], parts[-1].tolist(), strict=True):
-            if found:
-                parameter.grad = part.reshape(parameter.shape)
+    def _begin_sum(self, flat: Tensor) -> Callable[[], None]:
+        begun: list[Any] = []
+        self._collective(lambda: begun.append(dist.all_reduce(flat, async_op=True)))
+        return lambda: self._collective(begun[0].wait)
 
     def require_equal(self, parameters: Iterable[Tensor]) -> None:
         """Refuse to go on where ranks have different weights: nothing they commit would be worth it."""
@@ -239,23 +240,6 @@ def joined_ranks(
         yield Ranks(rank, world, timeout_s=timeout_s, on_wait=on_wait)
     finally:
         dist.destroy_process_group()
-
-
-def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters that fit one sum, in their order, of one kind each."""
-    bucket: list[Tensor] = []
-    held = 0
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
-        if bucket and (not alike or held + parameter.numel() > _BUCKET_ELEMENTS):
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(parameter)
-        held += parameter.numel()
-    if bucket:
-        yield bucket
 
 
 def _in_words(error: BaseException) -> str:

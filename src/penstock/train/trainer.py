@@ -62,6 +62,10 @@ class Together(Protocol):
         """Sums over all ranks."""
         ...
 
+    def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """The backward pass that comes is the step's last here; may be left out, for one that is not."""
+        ...
+
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Add up the gradients of all ranks, in place."""
         ...
@@ -116,6 +120,8 @@ class Trainer:
         for start in range(0, len(fed), rows):
             with self.computing():
                 loss = self.model.loss_sum(fed, slice(start, start + rows)) / weight
+            if together is not None and start + rows >= len(fed):
+                together.expect_gradients(self.model.parameters())
             loss.backward()
             total += loss.detach()
         if together is not None:
