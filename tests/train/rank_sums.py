@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -52,14 +52,27 @@ class Afterwards(Ranks):
                 parameter.grad = part.reshape(parameter.shape) if found else None
 
 
+class Noting(Ranks):
+    """Ranks that count how many sums have begun by the end of the backward pass."""
+
+    begun = begun_meanwhile = 0
+
+    def _begin_sum(self, flat: torch.Tensor) -> Callable[[], None]:
+        self.begun += 1
+        return super()._begin_sum(flat)
+
+    def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.begun_meanwhile = self.begun
+        super().sum_gradients(parameters)
+
+
 def check_overlap(run_dir: Path, ranks: Ranks) -> None:
     """Sums that begin during the backward pass have the bits of sums behind it, in many buckets."""
     summing.BUCKET_ELEMENTS = 5_000
-    meanwhile = first_step(run_dir, ranks)
-    begun = [
-        len(bucket) for bucket in summing.buckets(RunParts(LocalStorage(run_dir), "").trainer().model.parameters())
-    ]
-    assert len(begun) > 5
+    noting = Noting(ranks.rank, ranks.world)
+    meanwhile = first_step(run_dir, noting)
+    parameters = RunParts(LocalStorage(run_dir), "").trainer().model.parameters()
+    assert noting.begun == noting.begun_meanwhile == len(list(summing.buckets(parameters))) > 5
     afterwards = first_step(run_dir, Afterwards(ranks.rank, ranks.world))
     assert meanwhile.keys() == afterwards.keys()
     assert all(meanwhile[name].equal(afterwards[name]) for name in meanwhile)
