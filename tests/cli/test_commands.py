@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from equipment.ranks import wait_for_steps
 from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store, start_training
 from penstock.cli.main import app
+from penstock.observe.run_folder import RunFolder
+from penstock.storage import LocalStorage
 from penstock.train.run import run_training
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +111,40 @@ def test_status_tells_where_a_run_stands(finished: tuple[Path, Path]) -> None:
     assert (told["samples_committed"], told["total_samples"], told["epoch"]) == (SAMPLES, SAMPLES, 0)
     assert told["chunks"] == {"open": 0, "leased": 0, "trained": 0, "committed": 12, "excluded": 0}
     assert f"{SAMPLES} of {SAMPLES} samples" in penstock("status", finished[1]).stdout
+
+
+def test_status_tells_the_dead_from_the_living_at_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    training = start_training(counting_config(make_store(tmp_path), run, iterate=True, session_timeout_s=600.0))
+    wait_for_steps(run, 3)
+    living = CliRunner().invoke(app, ["status", str(run)]).output
+    training.kill()
+    training.join()
+    dead = CliRunner().invoke(app, ["status", str(run)]).output
+    assert re.search(r"worker-0 \(pid \d+\): [\d,]+ samples committed; last sign of life \d+ s ago", living)
+    assert "no worker is active" not in living
+    assert re.search(r"worker-0 .*; dead \(no training is under way\), last sign of life \d+ s ago", dead)
+    assert f"no worker is active; `penstock train --run {run}` goes on from the last commit" in dead
+    watched = CliRunner().invoke(app, ["status", str(run), "--watch", "--json"])  # which ends, as nobody is left
+    assert '"dead_because": "no training is under way"' in watched.output
+
+
+def test_a_worker_whose_process_is_gone_is_told_while_the_others_train(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_training(counting_config(make_store(tmp_path), run, steps=3))
+    folder = RunFolder(run)
+    generation = folder.ledger.status().generation
+    folder.ledger.join("here", generation=generation, pid=os.getpid())
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    folder.ledger.join("gone", generation=generation, pid=gone.pid)
+    with LocalStorage(run).exclusive("run", purpose="training"):
+        told = CliRunner().invoke(app, ["status", str(run)]).output
+    here, lost = (
+        next(line for line in told.splitlines() if line.strip().startswith(f"{name} (")) for name in ("here", "gone")
+    )
+    assert "dead" not in here
+    assert "dead (its process is gone)" in lost
 
 
 def test_status_can_be_watched_while_a_run_goes_on_and_ends_with_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from equipment.training import assert_learned_exactly, make_store
 from penstock.cli.main import app
 from penstock.cli.progress import Tally, duration
 from penstock.cli.train_flags import FLAGS
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.observe.run_folder import RunFolder
 from penstock.train.config import TrainingConfig
 
@@ -89,6 +89,49 @@ def test_what_is_wrong_is_one_sentence_and_exit_code_1(settings: Path, tmp_path:
         assert done.stderr.splitlines()[-1].startswith("error: ")
         assert told in done.stderr
     assert "name a data set" in penstock("train", check=1).stderr
+
+
+def refused(*arguments: object) -> str:
+    """What a command says that cannot be done."""
+    with pytest.raises(PenstockError) as found:
+        CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    return str(found.value)
+
+
+def test_a_folder_without_a_run_says_so_and_one_that_lost_its_config_too(settings: Path, tmp_path: Path) -> None:
+    assert "holds no run to resume: name the folder of one, or a data set" in refused("train", "--run", tmp_path / "no")
+    invoke(settings, "--run", tmp_path / "run")
+    (tmp_path / "run" / "config.toml").unlink()
+    told = refused("train", "--run", tmp_path / "run")
+    assert "has lost its config.toml, though it has ledger.sqlite and checkpoints: restore it" in told
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke(settings, "--run", tmp_path / "run", "--model", "tiny")
+    for dest in ("/dev/null/x", "/proc/x", settings):
+        assert f"the export folder {dest} cannot be made" in refused("export", tmp_path / "run", dest)
+    monkeypatch.setenv("PENSTOCK_CACHE", "/dev/null/cache")
+    (tmp_path / "raw.txt").write_text("a\nb\n")
+    told = refused("train", "--dataset-file", tmp_path / "raw.txt", "--run", tmp_path / "other")
+    assert "go to the cache folder /dev/null/cache, which cannot be written" in told
+    assert "/dev/null: is no folder" in told
+    assert "name another with PENSTOCK_CACHE" in told
+    assert not (tmp_path / "other").exists()
+
+
+def test_preparing_is_told_where_something_is_prepared_and_one_thing_in_the_singular(tmp_path: Path) -> None:
+    (tmp_path / "raw.txt").write_text("only a line")
+    words = ["train", "--run", str(tmp_path / "run"), "--vocab-size", "300", "--halt-max-steps", "3"]
+    first = CliRunner().invoke(app, [*words, "--dataset-file", str(tmp_path / "raw.txt")], catch_exceptions=False)
+    assert "preparing: reading the data set" in first.output
+    assert "raw: 1 sample in 1 block, " in first.output
+    assert "1 sample more learned" in first.output
+    assert "; 1 step in all" in first.output
+    again = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "preparing:" not in again.output
+    assert "resumed at step 1" in again.output
 
 
 def test_every_flag_of_old_is_taken_and_every_flag_is_a_setting_with_its_default() -> None:

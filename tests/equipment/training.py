@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -59,7 +60,12 @@ def start_training(
     config: TrainingConfig, environment: dict[str, str] | None = None, *, group: bool = False
 ) -> BaseProcess:
     """Begin a training in a process of its own; by choice it leads a process group."""
-    process = _context.Process(target=_train, args=(config, environment or {}, group))
+    return start_process(_train, config, environment or {}, group)
+
+
+def start_process(target: Callable[..., None], *args: object) -> BaseProcess:
+    """Begin something in a fresh process that has torch imported."""
+    process = _context.Process(target=target, args=args)
     process.start()
     return process
 

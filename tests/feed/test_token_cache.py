@@ -17,7 +17,8 @@ import numpy as np
 import orjson
 import pytest
 
-from equipment.processes import pickled, python
+from equipment.processes import pickled, python, run
+from equipment.scarcity import CANNOT_MOUNT
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import ConfigError, StorageError
 from penstock.feed import Tokenizer, token_cache, token_store, train_tokenizer
@@ -281,3 +282,28 @@ def test_a_full_cache_that_cannot_be_written_is_read(
     cache = TokenCache(blocks, tokenizer, folder=tmp_path / "cache")
     assert samples_of(cache) == expected(tokenizer)
     assert cache.folder == tmp_path / "cache"
+
+
+FULL = """
+import sys
+from pathlib import Path
+from equipment.scarcity import Disk
+folder = Path(sys.argv[1])
+disk = Disk([folder], 64 << 10)
+import numpy as np  # which starts threads
+from penstock.feed.token_store import TokenStore
+try:
+    store = TokenStore(folder / "tokens", chunk_count=10_000, dtype=np.dtype("<u2"), max_bytes=None)
+    disk.exhaust()
+    print("no chunk:", store.get(5_000))
+except OSError as error:
+    print("told:", error.strerror)
+"""
+
+
+def test_an_index_that_does_not_fit_the_disk_is_told_when_it_is_made_and_kills_nobody(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    done = run(python(FULL, str(tmp_path / "small")), env={"PYTHONPATH": str(tests)})
+    if done.returncode == CANNOT_MOUNT:
+        pytest.skip("no right to mount a file system")
+    assert done.output == "told: No space left on device\n", done

@@ -91,7 +91,10 @@ def _pragma(path: Path, setting: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "text": (_text, "is not a ledger: it is no SQLite file; move it away or name another run"),
+    "text": (
+        _text,
+        "is not a ledger: it is no SQLite file; restore it from a copy, or begin a new run in another folder",
+    ),
     "one byte": (_one_byte, "is not a ledger: it is no SQLite file"),
     "another program's database": (_marked_by_another_program, "is a database of another program: move it away"),
     "a newer version's": (

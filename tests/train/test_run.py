@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from penstock.errors import CheckpointError, ConfigError, LedgerMismatch, Storag
 from penstock.feed import train_tokenizer
 from penstock.observe.run_folder import RunFolder
 from penstock.storage import LocalStorage
+from penstock.train.config import TrainingConfig
 from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 
@@ -136,8 +138,32 @@ def test_other_data_is_refused_on_resume(store: Path, run_dir: Path, tmp_path: P
     run_training(counting_config(store, run_dir, steps=3))
     (tmp_path / "other").mkdir()
     other = make_store(tmp_path / "other", samples=SAMPLES + 1)
-    with pytest.raises(ConfigError, match="dataset_id: got 'sha256:"):
+    with pytest.raises(
+        ConfigError, match=r"other/store is not what .* was begun with, which is .*/store \(its dataset_id"
+    ):
         run_training(counting_config(other, run_dir))
+
+
+def test_a_raw_source_that_changed_is_told_as_such_and_the_run_goes_on_with_what_it_was(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    raw = tmp_path / "raw.txt"
+    lines = [f"line {number} of a raw file" for number in range(20)]
+    raw.write_text("\n".join(lines))
+    run_training(counting_config(raw, run_dir, steps=3))
+    raw.write_text("\n".join([*lines, "one more"]))
+    with pytest.raises(
+        ConfigError, match=r"raw.txt has changed since .*leave --dataset-file away.*blocks are in .*cache"
+    ):
+        run_training(counting_config(raw, run_dir))
+    run_training(replace(TrainingConfig(**RunFolder(run_dir).settings), steps=4))
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"raw.txt has changed since .*put it back as it was to go on"):
+        run_training(replace(TrainingConfig(**RunFolder(run_dir).settings), steps=5))
+    raw.write_text("\n".join(lines))
+    run_training(replace(TrainingConfig(**RunFolder(run_dir).settings), steps=None))
+    assert_learned_exactly(run_dir)
 
 
 def test_an_altered_block_is_refused_on_resume(run_dir: Path, tmp_path: Path) -> None:

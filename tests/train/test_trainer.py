@@ -131,7 +131,7 @@ def test_bf16_computes_what_fp32_does_nearly_and_keeps_weights_in_fp32() -> None
     losses = [[subject.step(batch, number).loss for number in range(1, 9)] for subject in (exact, rough)]
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
-    floats = [tensor for name, tensor in rough.state().items() if not name.startswith("rng.")]
+    floats = [tensor for name, tensor in rough.state().items() if name.startswith(("model.", "optimizer."))]
     assert {tensor.dtype for tensor in floats} == {torch.float32}
 
 
@@ -196,8 +196,10 @@ def test_a_skipped_batch_leaves_weights_and_optimizer_as_they_were() -> None:
     result = subject.step(batch_of([1, 7, 3, 4]), 2)
     assert result.skipped
     after = subject.state()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert int(after.pop("skips")) == 1
+    assert all(torch.equal(before[name], after[name]) for name in after)
     assert not subject.step(batch_of([1, 2, 3, 4]), 3).skipped
+    assert int(subject.state()["skips"]) == 0
 
 
 def test_a_model_that_learns_nothing_any_more_stops_even_where_batches_are_skipped() -> None:
@@ -208,15 +210,38 @@ def test_a_model_that_learns_nothing_any_more_stops_even_where_batches_are_skipp
         subject.step(batch_of([1, 7, 3, 4]), 20)
 
 
+def test_batches_that_cannot_be_learned_are_counted_over_resumes_and_in_vain_only_where_all_replicas_fail() -> None:
+    subject = broken("skip")
+    for number in range(1, 13):
+        subject.step(batch_of([1, 7, 3, 4]), number)
+    resumed = broken("skip")
+    resumed.load_state(subject.state())
+    for number in range(13, 20):
+        resumed.step(batch_of([1, 7, 3, 4]), number)
+    with pytest.raises(TrainError, match="20 batches in a row"):
+        resumed.step(batch_of([1, 7, 3, 4]), 20)
+    well, base = broken("skip"), broken("skip").state()
+    well.step(batch_of([1, 2, 3, 4]), 1)
+    assert int(merge(base, [(1.0, subject.state()), (1.0, resumed.state())], "mean")["skips"]) == 12
+    assert int(merge(base, [(1.0, subject.state()), (1.0, well.state())], "mean")["skips"]) == 0
+    of_before = {name: tensor for name, tensor in base.items() if name != "skips"}
+    resumed.load_state(of_before)
+    assert int(resumed.state()["skips"]) == 0
+
+
 class TwoRanks:
     """The other rank of two, which has learned its share already: its sums are added."""
 
     def __init__(self, weight: float, loss: float, tokens: int, gradients: list[torch.Tensor]) -> None:
+        self.expected = 0
         self._answers = [[weight], [loss, tokens]]
         self._gradients = gradients
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         return [a + b for a, b in zip(numbers, self._answers.pop(0), strict=True)]
+
+    def expect_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.expected += 1
 
     def sum_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         for parameter, other in zip(parameters, self._gradients, strict=True):
@@ -240,6 +265,7 @@ def test_a_batch_shared_by_two_ranks_is_learned_as_one_rank_would() -> None:
     found = subject.step(first, 1, together)
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
     assert (found.num_tokens, found.grad_norm) == (expected.num_tokens, pytest.approx(expected.grad_norm, rel=1e-4))
+    assert together.expected == 1, "once, before the last of its parts"
 
 
 def test_averaging_replicas_from_one_start_lowers_the_loss_round_by_round() -> None:

@@ -19,7 +19,7 @@ from penstock.blocks.manifest import DatasetHeader
 from penstock.blocks.places import cache_folder, is_block_store, is_remote
 from penstock.blocks.request import IngestRequest
 from penstock.blocks.store import finished_manifest
-from penstock.errors import BlockStoreError, SourceError, StorageError
+from penstock.errors import AccessDenied, BlockStoreError, SourceError, StorageError
 from penstock.sources import Source, open_source
 from penstock.storage import LocalStorage
 
@@ -114,5 +114,12 @@ def prepare_blocks(
     raw = resolve_raw(text, IngestRequest(block_size=samples_per_block))
     storage = LocalStorage(raw.store_path)
     if finished_manifest(storage) is None:
-        run_ingest(storage, raw.open_source(), raw.header, raw.request.on_bad_row, on_progress)
+        try:
+            run_ingest(storage, raw.open_source(), raw.header, raw.request.on_bad_row, on_progress)
+        except AccessDenied as error:
+            raise AccessDenied(
+                f"blocks of {text} go to the cache folder {raw.store_path.parent.parent}, which cannot be written "
+                f"({error.__cause__ or error}): name another with PENSTOCK_CACHE, or make a block store of it yourself "
+                f"(`penstock ingest {text} DEST`)"
+            ) from error
     return str(raw.store_path)

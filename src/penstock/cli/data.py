@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import CHECK_FAILED, console, human_bytes, print_facts, print_json
+from penstock.cli.output import CHECK_FAILED, console, counted, human_bytes, print_facts, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,13 +114,13 @@ def ingest_bar(*, quiet: bool) -> Iterator[Callable[[IngestProgress], None] | No
 
         def on_progress(progress: IngestProgress) -> None:
             nonlocal said_at
-            told = f"{progress.samples:,} samples in {progress.blocks} blocks"
+            told = f"{counted(progress.samples, 'sample')} in {counted(progress.blocks, 'block')}"
             bar.update(task, total=progress.bytes_total, completed=progress.bytes_read or 0, description=told)
             if not screen.is_terminal and time.monotonic() - said_at > _LINE_EVERY_S:
                 said_at = time.monotonic()
                 screen.print(told)
             if progress.state == "resumed":
-                screen.print(f"going on behind the {progress.blocks} blocks that are there")
+                screen.print(f"going on behind {counted(progress.blocks, 'block')} there already")
             elif progress.state == "already complete":
                 screen.print("already complete: nothing to do")
 
@@ -149,7 +149,7 @@ def _print_manifest(manifest: Manifest, dest: str) -> None:
         {
             "source": header.source,
             "samples": f"{manifest.total_samples:,}",
-            "blocks": f"{len(manifest.blocks):,} of up to {header.block_size:,} samples",
+            "blocks": f"{len(manifest.blocks):,} of up to {counted(header.block_size, 'sample')}",
             "size": human_bytes(sum(block.size_bytes for block in manifest.blocks)),
             **({"revision": header.revision} if header.revision else {}),
             **({"token column": header.token_column} if header.token_column else {}),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import CHECK_FAILED, console
+from penstock.cli.output import CHECK_FAILED, console, counted
 from penstock.errors import ConfigError
 
 _MARK = ".penstock-demo"
@@ -42,7 +42,7 @@ def demo(
     _make_anew(folder)
     say("1. ingesting the standard library's sources, a file a sample")
     manifest = ingest(standard_library(), folder / "data", block_size=128, on_bad_row="skip")
-    say(f"   {manifest.total_samples} samples in {len(manifest.blocks)} blocks")
+    say(f"   {counted(manifest.total_samples, 'sample')} in {counted(len(manifest.blocks), 'block')}")
     say(f"2. training an epoch with {workers} workers; half way, one is killed with SIGKILL")
     config = TrainingConfig(
         dataset_file=str(folder / "data"),
@@ -60,7 +60,7 @@ def demo(
     killer = _KillHalfWay()
     with TrainingProgress() as progress:
         result = run_training(config, [progress, killer])
-    say(f"   {result.total_steps} steps")
+    say(f"   {counted(result.total_steps, 'step')}")
     say("3. the proof: what the checkpoint has learned, held against the data set")
     run = RunFolder(folder / "run")
     audits = prove(run)

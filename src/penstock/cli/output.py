@@ -54,6 +54,11 @@ def print_facts(title: str, facts: dict[str, object]) -> None:
     console().print(table)
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things as people say it: 1 sample, 2,000 samples."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def human_bytes(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:

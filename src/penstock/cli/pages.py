@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import CHECK_FAILED, console, human_bytes, print_facts, print_json
+from penstock.cli.output import CHECK_FAILED, console, counted, human_bytes, print_facts, print_json
 
 pages = typer.Typer(help="Parquet data sets in buckets, read page by page.", no_args_is_help=True)
 
@@ -127,7 +127,9 @@ def verify(
             console(stderr=True).print(problem, style="red")
     else:
         rows = sum(page.row_count for page in verdict.pages)
-        console().print(f"holds: {len(verdict.pages)} pages, {rows:,} samples, digest {verdict.digest}")
+        console().print(
+            f"holds: {counted(len(verdict.pages), 'page')}, {counted(rows, 'sample')}, digest {verdict.digest}"
+        )
     if verdict.problems:
         raise typer.Exit(CHECK_FAILED)
 

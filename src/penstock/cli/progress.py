@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn
 from rich.text import Text
 
-from penstock.cli.output import console
+from penstock.cli.output import console, counted
 
 _SMOOTHING = 0.95
 _LINE_EVERY_S = 10.0
@@ -162,12 +162,13 @@ class TrainingProgress:
         elif kind == "eval":
             self._say(f"eval at step {event['total_steps']}: loss {event['loss']}, perplexity {event['perplexity']}")
         elif kind == "commit" and not self._draws:
-            self._say(f"commit {event['checkpoint_id']}: {event['samples']:,} samples more are learned")
+            self._say(f"commit {event['checkpoint_id']}: {counted(event['samples'], 'sample')} more learned")
 
     def _say_start(self, event: dict[str, Any]) -> None:
         resumed = f", resumed at step {event['total_steps']}" if event["total_steps"] else ""
         self._say(
-            f"{event['dataset']}: {event['total_samples']:,} samples in {event['total_blocks']} blocks, "
+            f"{event['dataset']}: {counted(event['total_samples'], 'sample')} in "
+            f"{counted(event['total_blocks'], 'block')}, "
             f"model: {event['model']} in {event['precision']}, "
             f"workers: {event['workers']} on {', '.join(sorted(set(event['devices'])))}, "
             f"run: {event['run_dir']}{resumed}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import CHECK_FAILED, console, print_facts, print_json
+from penstock.cli.output import CHECK_FAILED, console, counted, print_facts, print_json
 from penstock.ledger.exclusions import TO_THE_END
 from penstock.types import ChunkRef
 
@@ -32,13 +32,14 @@ def status(
     ] = False,
 ) -> None:
     """Show where a run stands. Does not disturb it."""
+    from penstock.observe.liveness import lives
     from penstock.observe.run_folder import RunFolder
 
     folder = RunFolder(run)
     quiet = 0
     while True:
         found = folder.ledger.status()
-        quiet = 0 if not found.workers or any(worker.state == "active" for worker in found.workers) else quiet + 1
+        quiet = 0 if not found.workers or any(not life.dead_because for life in lives(folder, found)) else quiet + 1
         if watch and not as_json and console().is_terminal:
             console().clear()
         _print_status(folder, found, run, as_json=as_json)
@@ -51,16 +52,27 @@ def status(
 def _print_status(folder: RunFolder, found: LedgerStatus, run: str, *, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from penstock.observe.liveness import lives
+
     total = folder.dataset["total_samples"]
+    here = lives(folder, found)
     if as_json:
-        print_json({**asdict(found), "dataset": folder.dataset, "total_samples": total})
+        told = {
+            life.worker.session_id: {
+                "dead_because": life.dead_because or None,
+                "last_sign_s": round(life.last_sign_s, 1),
+            }
+            for life in here
+        }
+        workers = [{**asdict(worker), **told.get(worker.session_id, {})} for worker in found.workers]
+        print_json({**asdict(found), "workers": workers, "dataset": folder.dataset, "total_samples": total})
         return
     last = found.last_commit
     print_facts(
         f"{folder.dataset['name']} in {run}",
         {
             "epoch": found.epoch,
-            "committed": f"{found.samples_committed:,} of {total:,} samples of this epoch "
+            "committed": f"{found.samples_committed:,} of {counted(total, 'sample')} of this epoch "
             f"({100 * found.samples_committed / max(1, total):.1f} %)",
             "chunks": ", ".join(f"{count} {phase}" for phase, count in found.chunks.items() if count) or "none claimed",
             "steps": f"{found.total_steps:,}",
@@ -70,11 +82,15 @@ def _print_status(folder: RunFolder, found: LedgerStatus, run: str, *, as_json: 
             "model": folder.settings["model"],
         },
     )
-    active = [worker for worker in found.workers if worker.state == "active"]
-    for worker in active:
-        console().print(f"  {worker.worker} (pid {worker.pid}): {worker.samples_committed:,} samples committed")
-    if not active:
-        console().print("  no worker is active")
+    for life in here:
+        worker = life.worker
+        sign = f"last sign of life {life.last_sign_s:.0f} s ago"
+        told = f"dead ({life.dead_because}), {sign}" if life.dead_because else sign
+        learned = f"{counted(worker.samples_committed, 'sample')} committed"
+        console().print(f"  {worker.worker} (pid {worker.pid}): {learned}; {told}")
+    if all(life.dead_because for life in here):
+        again = f"; `penstock train --run {run}` goes on from the last commit" if here else ""
+        console().print(f"  no worker is active{again}")
 
 
 def audit(
@@ -144,7 +160,7 @@ def _tell_history(
         for each in trained:
             console().print(
                 f"epoch {each.epoch}: samples {each.start} to {each.stop - 1} of the chunk by {each.worker} in "
-                f"{each.steps} steps, in checkpoint {each.checkpoint_id} of {_when(each.committed_at)}"
+                f"{counted(each.steps, 'step')}, in checkpoint {each.checkpoint_id} of {_when(each.committed_at)}"
             )
         if not trained:
             console().print("no part of it is committed")

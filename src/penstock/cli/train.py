@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.data import ingest_bar
-from penstock.cli.output import console, print_json
+from penstock.cli.output import console, counted, print_json
 from penstock.cli.train_flags import NUMBER_OR_WORD, with_flags
 
 if TYPE_CHECKING:
@@ -50,14 +50,15 @@ def train(
     if file and config:
         raise ConfigError(f"{file} and --config {config}: expected one file with settings")
     from penstock.feed.world import launched_world
+    from penstock.train.settings import run_exists
 
     run_training = load_run_training()
     rank = launched_world()
     quiet = as_json or (rank is not None and rank[0] > 0)  # rank 0 speaks for all
     with ingest_bar(quiet=quiet) as on_progress:
         settled = _gather(file or config, run, assignments or [], flags, on_progress, launched=rank is not None)
-    if not quiet:
-        console(stderr=True).print("preparing: reading the data set and, for a new run, training its tokenizer")
+    if not quiet and not run_exists(settled.run_dir):
+        console(stderr=True).print("preparing: reading the data set and, where none is named, training a tokenizer")
     with TrainingProgress(quiet=quiet) as progress:
         result = run_training(settled, [progress])
     if rank is not None and rank[0] > 0:
@@ -66,8 +67,8 @@ def train(
         print_json(asdict(result))
         return
     console().print(
-        f"stopped: {REASONS[result.reason]}; {result.total_steps} steps in all, last commit {result.checkpoint_id} "
-        f"in {result.run_dir}"
+        f"stopped: {REASONS[result.reason]}; {counted(result.total_steps, 'step')} in all, "
+        f"last commit {result.checkpoint_id} in {result.run_dir}"
     )
 
 
@@ -95,7 +96,10 @@ def _gather(
     if run:
         said["run_dir"] = run
     folder = said.get("run_dir", "")
-    config = gather(settings_of_run(folder) if folder else None, said)
+    found = settings_of_run(folder) if folder else None
+    if found is None and folder and not said.get("dataset_file"):
+        raise ConfigError(f"{folder} {_no_run(Path(folder))}")
+    config = gather(found, said)
     config.check()
     if launched:
         if not folder:
@@ -109,6 +113,14 @@ def _gather(
         made = {name: getattr(config, name) for name in names if getattr(config, name)}
         config = gather(found, {**said, **made, "run_dir": folder})
     return config
+
+
+def _no_run(folder: Path) -> str:
+    """Why a folder cannot be resumed, and what to do."""
+    left = [name for name in ("ledger.sqlite", "checkpoints") if (folder / name).exists()]
+    if left:
+        return f"has lost its config.toml, though it has {' and '.join(left)}: restore it from a copy"
+    return "holds no run to resume: name the folder of one, or a data set to begin one there (--dataset-file)"
 
 
 def export(

@@ -94,7 +94,8 @@ class TokenStore:
             (folder / "segments").mkdir(parents=True, exist_ok=True)
             self._index_fd = self._opened(folder / "index.bin", os.O_RDWR | os.O_CREAT)
             if os.fstat(self._index_fd).st_size < size:
-                os.ftruncate(self._index_fd, size)  # a file with a hole: nothing is written until a chunk is
+                # Not a hole: where files are memory, a look at one takes room, and kills the process if there is none.
+                os.posix_fallocate(self._index_fd, 0, size)
             self._lock_fd = self._opened(folder / "locks", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not self._is_there(size):

@@ -124,6 +124,8 @@ class WorkerStatus:
     pid: int
     state: str
     """active, silent (past its deadline, not yet fenced), ended or fenced."""
+    seconds_left: float
+    """Until its deadline, which every sign of life puts off; of an active session alone, else 0."""
     chunks_committed: int
     """Chunks of which it has committed some part."""
     samples_committed: int

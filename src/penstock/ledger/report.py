@@ -38,14 +38,16 @@ def read_status(tx: Transaction) -> LedgerStatus:
 
 
 def _workers(tx: Transaction) -> list[WorkerStatus]:
+    now = tx.now()
     found = tx.execute(
         "SELECT session_id, worker, pid, "
         "CASE WHEN state = 'active' AND (deadline <= ? OR boot_id != ?) THEN 'silent' ELSE state END, "
+        "CASE WHEN state = 'active' AND boot_id = ? THEN deadline - ? ELSE 0 END, "
         "coalesce(chunks, 0), CAST(coalesce(samples, 0) AS BIGINT) "
         "FROM sessions LEFT JOIN (SELECT session, count(*) AS chunks, sum(samples) AS samples FROM "
         "(SELECT session, sum(stop - start) AS samples FROM spans GROUP BY session, epoch, block_id, chunk_id) AS part "
         "GROUP BY session) AS done ON session = session_id ORDER BY session_id",
-        (tx.now(), tx.boot_id()),
+        (now, tx.boot_id(), tx.boot_id(), now),
     )
     return [
         WorkerStatus(
@@ -53,8 +55,9 @@ def _workers(tx: Transaction) -> list[WorkerStatus]:
             worker=worker,
             pid=pid,
             state=state,
+            seconds_left=max(0.0, float(seconds_left)),
             chunks_committed=chunks,
             samples_committed=samples,
         )
-        for session_id, worker, pid, state, chunks, samples in found.fetchall()
+        for session_id, worker, pid, state, seconds_left, chunks, samples in found.fetchall()
     ]

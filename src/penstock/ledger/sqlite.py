@@ -30,7 +30,9 @@ _LOOKS = 4
 """How often a claim looks for a chunk without the write lock before it looks under it."""
 _SMALLEST_BYTES = 512  # SQLite would take a smaller file for an empty database, and overwrite it
 _RENEW = frequent.RENEW.format(now="?")
-_NO_DATABASE = "{path} is not a ledger: it is no SQLite file; move it away or name another run"
+_NO_DATABASE = (
+    "{path} is not a ledger: it is no SQLite file; restore it from a copy, or begin a new run in another folder"
+)
 
 
 class SqliteTransaction:
@@ -317,7 +319,12 @@ def _translation(path: Path, error: Exception) -> LedgerError:
             return LedgerError(
                 f"{path} was locked by another process for {_BUSY_TIMEOUT_S:.0f} s: find that process and end it"
             )
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return LedgerError(
+                f"no space left to write {path}: free some space and run the same command again; "
+                "the last commit is kept"
+            )
         return LedgerError(f"{path} cannot be used: {text}: check the folder, its permissions and free space")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
         return LedgerError(_NO_DATABASE.format(path=path))
-    return LedgerError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run")
+    return LedgerError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run in another folder")

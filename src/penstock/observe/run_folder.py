@@ -52,10 +52,14 @@ class RunFolder:
         _ = self.config  # a folder without a run is named as such, not as one without a ledger
         return open_ledger(self.settings.get("ledger") or self.path / "ledger.sqlite")
 
+    def is_training(self) -> bool:
+        """Whether a training has this folder in its hands."""
+        return is_held(self.path / f"run{LOCK_SUFFIX}")
+
     def require_training(self) -> None:
         """Refuse where no training is under way that could hear a word."""
         _ = self.config
-        if not is_held(self.path / f"run{LOCK_SUFFIX}"):
+        if not self.is_training():
             raise ConfigError(f"no training is under way in {self.path}: nothing was changed")
 
     def leave_word(self, name: str, text: str) -> None:

@@ -93,13 +93,19 @@ def translated(path: Path, *, reading: bool = False) -> Iterator[None]:
     except (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         if reading and not isinstance(error, PermissionError):
             raise ObjectNotFound(f"{path} does not exist: {error.strerror}") from error
-        reason = f"{error.filename or path}: {error.strerror}"
+        is_no_folder = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = f"{error.filename or path}: {'is no folder' if is_no_folder else error.strerror}"
         raise AccessDenied(f"{path} cannot be used ({reason}): check the path and its permissions") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFull(
                 f"no space left to write {path}: free some space and run the same command again; "
                 "what was written before is kept"
+            ) from error
+        if error.errno == errno.EFBIG:
+            raise StorageError(
+                f"{path}: {error.strerror}: raise the limit on the size of files (ulimit -f) and run the same command "
+                "again; what was written before is kept"
             ) from error
         if error.errno == errno.ELOOP and reading:
             raise ObjectNotFound(f"{path} does not exist: {error.strerror}") from error

@@ -76,8 +76,13 @@ def _lock(path: Path, holding: str, purpose: str) -> int:
             os.close(fd)
             raise
         if _is_at(path, fd):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"process {os.getpid()} for {purpose}\n".encode(), 0)
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"process {os.getpid()} for {purpose}\n".encode(), 0)
+            except OSError:  # a full disk: the lock is not to outlive the try
+                path.unlink(missing_ok=True)
+                os.close(fd)
+                raise
             return fd
         os.close(fd)  # the holder before us removed this file as it left; lock the one that is there now
 

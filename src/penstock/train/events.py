@@ -190,7 +190,8 @@ class MetricsFile:
                     self._file.write(b"\n")
         except OSError as error:
             raise ConfigError(
-                f"the metrics file {path} cannot be written: {error.strerror or error}: name another with --log-file"
+                f"the metrics file {path} cannot be written: {error.strerror or error}: "
+                "mend that, or name another with --log-file"
             ) from error
 
     def on_event(self, event: Event) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError, ConfigError
 from penstock.ledger import Commit
-from penstock.storage import LocalStorage, Storage, open_storage
+from penstock.storage import LocalStorage, open_storage
 from penstock.train.config import MODELS, RunConfig
+from penstock.train.folders import writable_folder
 from penstock.train.models.act import ActShape, RecurrentModel
 from penstock.train.models.transformer import FEED_FACTOR, SHAPES, Shape
 from penstock.train.parts import MODEL_KEY, TOKENIZER_KEY, RunParts, embedded_ledger
@@ -40,6 +41,7 @@ def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
         raise ConfigError(f"{run_dir} holds no run: it has no config.toml; name the folder of a run")
     if before.training.model == "counting":
         raise ConfigError("the counting model predicts nothing: there is no such model in transformers")
+    folder = writable_folder(open_storage(dest), what="export folder", remedy="name another")
     parts = RunParts(storage, before.training.ledger or embedded_ledger(storage))
     commit = _commit(parts, checkpoint_id)
     state = parts.checkpoints.read(commit.checkpoint_id, commit.digest)
@@ -53,7 +55,7 @@ def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
     else:
         config = json.loads(storage.get(MODEL_KEY))
         config["vocab_size"] = max(config["vocab_size"], before.vocab_size)
-    _write(open_storage(dest), config, weights, storage.get(TOKENIZER_KEY), parts.tokenizer.end_of_text)
+    _write(folder, config, weights, storage.get(TOKENIZER_KEY), parts.tokenizer.end_of_text)
     return commit.checkpoint_id
 
 
@@ -73,10 +75,8 @@ def _commit(parts: RunParts, checkpoint_id: str) -> Commit:
 
 
 def _write(
-    dest: Storage, config: dict[str, Any], weights: dict[str, Tensor], tokenizer: bytes, end_of_text: str
+    dest: LocalStorage, config: dict[str, Any], weights: dict[str, Tensor], tokenizer: bytes, end_of_text: str
 ) -> None:
-    if not isinstance(dest, LocalStorage):
-        raise ConfigError(f"{dest.url} is not local: expected a folder")
     dest.put("model.safetensors", save(weights, metadata={"format": "pt"}))
     dest.put(TOKENIZER_KEY, tokenizer)
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text}

@@ -62,7 +62,7 @@ class Outset:
 
 def follow(ranks: Ranks, device: torch.device, stop: StopRequest, on_progress: Callable[[], None]) -> RunResult:
     """Take part as a rank that is not the first."""
-    outset = Outset(**ranks.prepare_first(dict))
+    outset = Outset(**ranks.from_first(dict))
     if not outset.over:
         parts = RunParts(open_storage(outset.run_dir), "")
         parts.run_config = RunConfig(**outset.config)

@@ -44,12 +44,14 @@ class Keeper:
         session: Session,
         stop: StopRequest,
         evaluation: Evaluation | None = None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.committer = committer
         self.events = events
         self.session = session
         self._stop = stop
         self._evaluation = evaluation
+        self._on_progress = on_progress
 
     def started(self, world: int) -> None:
         self.events.emit(
@@ -66,10 +68,15 @@ class Keeper:
             self._stop.wait(_IDLE_S)  # more blocks are on their way
         reason = self.committer.stop_reason(stop_requested=stop)
         if self._evaluation is not None and made is not None and reason is None:
-            self._evaluation.after_commit(trainer, made[0].total_steps, self._stop.requested)
+            self._evaluation.after_commit(trainer, made[0].total_steps, self._gives_up)
         elif self._evaluation is not None and reason in ("steps", "epoch"):
-            self._evaluation.at_end(trainer, self.committer.ledger.status().total_steps, self._stop.requested)
+            self._evaluation.at_end(trainer, self.committer.ledger.status().total_steps, self._gives_up)
         return {"reason": reason, **course.changes()}
+
+    def _gives_up(self) -> bool:
+        """Asked before every batch of an evaluation, which may take longer than any step: that is progress too."""
+        self._on_progress()
+        return self._stop.requested()
 
     def tell_step(
         self, course: Course, step: int, result: StepResult, *, samples: int, step_s: float, wait_s: float

@@ -157,4 +157,6 @@ class Launcher:
 
     def _kill_hung_ranks(self) -> None:
         for rank in self._ranks:
+            if not self.has_begun:
+                rank.moved_at = time.monotonic()  # making blocks or a tokenizer may take hours, and is no step
             rank.kill_if_hung(silence_s=self._config.rank_timeout_s, stall_s=self._config.stall_timeout_s)

@@ -2,19 +2,18 @@
 
 Every collective ends: with a result, or within the time-out with `RankLost`. A rank that dies breaks its connections,
 which the others notice at once on the CPU; one that is stopped, or dead on a GPU, is noticed by the time-out or by
-whoever started the ranks.
+whoever started the ranks. What rank 0 does for all (preparing a run, a commit, an evaluation) has no time-out: it gives
+signs of life meanwhile.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import orjson
 import torch
@@ -24,22 +23,38 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from penstock.errors import ConfigError, PenstockError, RankLost, TrainError
+from penstock.train.summing import GradientSum
 from penstock.train.trainer import State
 
-_BUCKET_ELEMENTS = 8 << 20
-"""Gradients are summed so many numbers at a time: large enough for the network, small beside the model."""
 _SIGN_OF_LIFE_S = 1.0
+_WAIT_ON = -1
+"""Said in place of how many bytes come: rank 0 is not done yet."""
 
 
 class Ranks:
     """This process among the ranks of a job. Alone, every operation is the identity and needs no process group."""
 
-    def __init__(self, rank: int = 0, world: int = 1, *, timeout_s: float = 600.0, store: Any = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        timeout_s: float = 600.0,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Remember who this is.
+
+        Args:
+            rank: From 0.
+            world: How many there are.
+            timeout_s: How long a collective may take.
+            on_wait: Called while rank 0 is at something and lives.
+        """
         self.rank = rank
         self.world = world
         self._timeout_s = timeout_s
-        self._store = store
-        self._preparing = self._ready = ""
+        self._on_wait = on_wait
+        self._gradients: GradientSum | None = None
 
     @property
     def is_first(self) -> bool:
@@ -53,18 +68,23 @@ class Ranks:
     # -- what one knows ------------------------------------------------------------------------------------------------
 
     def from_first(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Rank 0 acts, and everybody gets what came of it; its failure too, as an error on every rank."""
+        """Rank 0 acts, and everybody gets what came of it; its failure too, as an error on every rank.
+
+        It may take as long as it likes, far longer than the time-out: the others wait while rank 0 lives.
+        """
         if not self.is_first:
             return self._told(self._broadcast_bytes(None))
+        if self.world == 1:
+            return act()
         try:
-            result = act()
+            with self._signs_of_life():
+                result = act()
         except BaseException as error:
-            if self.world > 1 and not isinstance(error, RankLost):
+            if not isinstance(error, RankLost):
                 with suppress(RankLost):  # nobody is left to be told
                     self._broadcast_bytes(orjson.dumps({"failed": _in_words(error)}))
             raise
-        if self.world > 1:
-            self._broadcast_bytes(orjson.dumps({"result": result}))
+        self._broadcast_bytes(orjson.dumps({"result": result}))
         return result
 
     def state_from_first(self, state: State | None) -> State:
@@ -72,55 +92,39 @@ class Ranks:
         if self.world == 1:
             assert state is not None
             return state
-        data = self._broadcast_bytes(save(state) if state is not None else None)
-        return state if state is not None else load(data)
+        if state is None:
+            return load(self._broadcast_bytes(None))
+        with self._signs_of_life():
+            data = save(state)
+        self._broadcast_bytes(data)
+        return state
 
-    def prepare_first(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """As `from_first`, for what may take far longer than a time-out: the others wait while rank 0 lives."""
-        if self.world == 1:
-            return act()
-        # A launcher that starts ranks again keeps its store: an answer of before must not be taken for this one.
-        meeting = self.from_first(lambda: {"meeting": uuid4().hex})["meeting"]
-        self._preparing, self._ready = f"penstock/{meeting}/preparing", f"penstock/{meeting}/ready"
-        if not self.is_first:
-            return self._told(self._await_ready())
-        done = threading.Event()
-        threading.Thread(target=self._show_life, args=(done,), name="preparing", daemon=True).start()
+    @contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        """While inside, rank 0 tells the others now and then that they are to wait on.
+
+        A thread does that, by the very collective they wait in: so they notice at once when this process dies, and by
+        the time-out when it is stopped. Inside, nothing else may be done together.
+        """
+        done, failed = threading.Event(), list[RankLost]()
+        every_s = min(_SIGN_OF_LIFE_S, self._timeout_s / 4)
+
+        def show() -> None:
+            try:
+                while not done.wait(every_s):
+                    self._collective(lambda: dist.broadcast(torch.tensor([_WAIT_ON]), src=0))
+            except RankLost as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=show, name="signs of life", daemon=True)
+        thread.start()
         try:
-            result = act()
-            self._store.set(self._ready, orjson.dumps({"result": result}))
-        except BaseException as error:
-            self._store.set(self._ready, orjson.dumps({"failed": _in_words(error)}))
-            raise
+            yield
         finally:
             done.set()
-        return result
-
-    def _show_life(self, done: threading.Event) -> None:
-        while not done.wait(_SIGN_OF_LIFE_S):
-            self._store.add(self._preparing, 1)
-
-    def _await_ready(self) -> bytes:
-        beats, heard_at = 0, time.monotonic()
-        while not self._is_set(self._ready):
-            now = self._ask(lambda: self._store.add(self._preparing, 0))
-            if now != beats:
-                beats, heard_at = now, time.monotonic()
-            if time.monotonic() - heard_at > self._timeout_s:
-                raise self._lost(f"rank 0 gave no sign of life for {self._timeout_s:.0f} s while it prepared the run")
-        return self._ask(lambda: self._store.get(self._ready))
-
-    def _is_set(self, key: str) -> bool:
-        found = self._ask(lambda: self._store.check([key]))
-        if not found:
-            time.sleep(0.05)
-        return found
-
-    def _ask(self, question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except RuntimeError as error:
-            raise self._lost(f"the ranks' store does not answer ({_first_line(error)})") from error
+            thread.join()
+        if failed:
+            raise failed[0]
 
     @staticmethod
     def _told(data: bytes) -> dict[str, Any]:
@@ -130,8 +134,11 @@ class Ranks:
         return answer["result"]
 
     def _broadcast_bytes(self, data: bytes | None) -> bytes:
-        length = torch.tensor([len(data) if data is not None else 0])
+        length = torch.tensor([len(data) if data is not None else _WAIT_ON])
         self._collective(lambda: dist.broadcast(length, src=0))
+        while int(length) == _WAIT_ON:
+            self._on_wait()
+            self._collective(lambda: dist.broadcast(length, src=0))
         if data is not None:
             payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         else:
@@ -149,28 +156,29 @@ class Ranks:
         self._collective(lambda: dist.all_reduce(sums))
         return sums.tolist()
 
+    def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """The backward pass that comes is the step's last on this rank: gradients are summed while it makes others.
+
+        Not called, by a rank that has nothing to learn from or cannot tell which pass is the last, they are summed by
+        `sum_gradients`; the result is the same, and others may do otherwise.
+        """
+        if self.world > 1:
+            self._gradients = GradientSum(parameters, self._begin_sum)
+            self._gradients.watch()
+
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Add up the gradients of all ranks, in place and in a fixed order: the same bits on every rank.
 
         A parameter without a gradient here counts as 0; one without a gradient anywhere is left without.
         """
-        if self.world == 1:
-            return
-        for bucket in _buckets(parameters):
-            self._sum_bucket(bucket)
+        if self.world > 1:
+            under_way, self._gradients = self._gradients, None
+            (under_way or GradientSum(parameters, self._begin_sum)).finish()
 
-    def _sum_bucket(self, bucket: list[Tensor]) -> None:
-        sizes = [parameter.numel() for parameter in bucket]
-        flat = bucket[0].new_zeros(sum(sizes) + len(bucket))  # behind the gradients, who has one
-        parts = flat.split([*sizes, len(bucket)])
-        for place, parameter in enumerate(bucket):
-            if parameter.grad is not None:
-                parts[place].copy_(parameter.grad.reshape(-1))
-                parts[-1][place] = 1
-        self._collective(lambda: dist.all_reduce(flat))
-        for parameter, part, found in zip(bucket, parts[:-1], parts[-1].tolist(), strict=True):
-            if found:
-                parameter.grad = part.reshape(parameter.shape)
+    def _begin_sum(self, flat: Tensor) -> Callable[[], None]:
+        begun: list[Any] = []
+        self._collective(lambda: begun.append(dist.all_reduce(flat, async_op=True)))
+        return lambda: self._collective(begun[0].wait)
 
     def require_equal(self, parameters: Iterable[Tensor]) -> None:
         """Refuse to go on where ranks have different weights: nothing they commit would be worth it."""
@@ -205,7 +213,9 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks(device: torch.device, *, timeout_s: float) -> Iterator[Ranks]:
+def joined_ranks(
+    device: torch.device, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[Ranks]:
     """Meet the other ranks where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say, as torchrun sets them."""
     timeout = timedelta(seconds=timeout_s)
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
@@ -227,26 +237,9 @@ def joined_ranks(device: torch.device, *, timeout_s: float) -> Iterator[Ranks]:
             f"{timeout_s:.0f} s ({_first_line(error)}): see what they say, then run the same command again"
         ) from error
     try:
-        yield Ranks(rank, world, timeout_s=timeout_s, store=store)
+        yield Ranks(rank, world, timeout_s=timeout_s, on_wait=on_wait)
     finally:
         dist.destroy_process_group()
-
-
-def _buckets(parameters: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Parameters that fit one sum, in their order, of one kind each."""
-    bucket: list[Tensor] = []
-    held = 0
-    for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
-        alike = not bucket or (bucket[0].dtype, bucket[0].device) == (parameter.dtype, parameter.device)
-        if bucket and (not alike or held + parameter.numel() > _BUCKET_ELEMENTS):
-            yield bucket
-            bucket, held = [], 0
-        bucket.append(parameter)
-        held += parameter.numel()
-    if bucket:
-        yield bucket
 
 
 def _in_words(error: BaseException) -> str:

@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from penstock.blocks import BlockManager, Manifest
-from penstock.blocks.manifest import MANIFEST_KEY
-from penstock.errors import ConfigError, StorageBusy
+from penstock.errors import ConfigError
 from penstock.feed.world import launched_world
 from penstock.ledger import Commit
-from penstock.storage import LocalStorage, open_storage
+from penstock.storage import LocalStorage
 from penstock.train.alone import CommitAlone
 from penstock.train.committing import Committer, StopReason
-from penstock.train.config import RunConfig, TrainingConfig
-from penstock.train.data import make_blocks
+from penstock.train.config import TrainingConfig
 from penstock.train.devices import choose_devices, device_of_rank
 from penstock.train.events import Events, Hook, MetricsFile
 from penstock.train.following import Outset, follow, make_job
 from penstock.train.heartbeat import Heartbeat
 from penstock.train.job import Keeper
-from penstock.train.parts import RunParts, embedded_ledger
+from penstock.train.opening import open_run
+from penstock.train.parts import RunParts
 from penstock.train.ranks import Ranks, joined_ranks
 from penstock.train.replica import Replica
 from penstock.train.result import RunResult
-from penstock.train.settling import first_weights, own_tokenizer, settle_config
-from penstock.train.stopping import STOP_FILE, SignalsStop, StopRequest
+from penstock.train.settling import first_weights
+from penstock.train.stopping import SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
 from penstock.train.trainer import State
 
-_LOCK_PATIENCE_S = 3.0
 _SIGNAL_GRACE_S = 2.0
 """A launcher passes on the Ctrl-C that its ranks had from the terminal: within this time it is the same wish."""
 
@@ -74,7 +70,7 @@ def run_as_rank(
 ) -> RunResult:
     """Train as one rank of a job; rank 0 alone uses the run's folder."""
     device = device_of_rank(config, int(os.environ.get("LOCAL_RANK", "0")))
-    meeting = joined_ranks(device, timeout_s=config.rank_timeout_s)
+    meeting = joined_ranks(device, timeout_s=config.rank_timeout_s, on_wait=on_progress)
     with SignalsStop(stop, grace_s=_SIGNAL_GRACE_S), meeting as ranks:
         if ranks.is_first:
             return _train_first(config, hooks, stop, ranks, [device], on_progress)
@@ -94,75 +90,12 @@ def _train_first(
         begun: list[_Run] = []
 
         def begin() -> dict[str, Any]:
-            parts = _open_run(config, devices, stop, held)
+            parts = open_run(config, devices, stop, held)
             begun.append(_Run(parts, list(hooks), stop, ranks, devices, on_progress, held))
             return begun[0].begin()
 
-        ranks.prepare_first(begin)
+        ranks.from_first(begin)
         return begun[0].run()
-
-
-def _open_run(config: TrainingConfig, devices: list[torch.device], stop: StopRequest, held: ExitStack) -> RunParts:
-    """The parts of a run, begun or taken up again, with its folder locked for as long as `held` lasts."""
-    config = replace(config)
-    make_blocks(config, said=())
-    if config.eval_file:
-        _check_trainable(BlockManager(config.eval_file).manifest, config, config.eval_file)
-    manifest = BlockManager(config.dataset_file, config.samples_per_block).manifest
-    _check_trainable(manifest, config, config.dataset_file)
-    storage = open_storage(config.run_dir or Path("runs", manifest.header.dataset_name))
-    if not isinstance(storage, LocalStorage):
-        raise ConfigError(f"the run folder {storage.url} is not local: expected a path")
-    if storage.exists(MANIFEST_KEY):
-        raise ConfigError(f"the run folder {storage.url} is a data set: name another folder with --run")
-    _check_writable(storage)
-    _lock(storage, held)
-    storage.discard_unfinished()
-    stop.watch(storage.root / STOP_FILE)
-    before = RunConfig.load(storage)
-    named = config.ledger or (before.training.ledger if before else "")
-    ledger = named or embedded_ledger(storage)
-    settle_config(replace(config, ledger=named), manifest, storage, ledger, devices)
-    return RunParts(storage, ledger)
-
-
-def _lock(storage: LocalStorage, held: ExitStack) -> None:
-    """Lock the run's folder. Ranks and workers of a training that was just killed may live for a moment yet."""
-    deadline = time.monotonic() + _LOCK_PATIENCE_S
-    while True:
-        try:
-            held.enter_context(storage.exclusive("run", purpose="training"))
-            return
-        except StorageBusy:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.05)
-
-
-def _check_writable(storage: LocalStorage) -> None:
-    try:
-        storage.root.mkdir(parents=True, exist_ok=True)
-        writable = os.access(storage.root, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise ConfigError(
-            f"the run folder {storage.url} cannot be made: {error.strerror}: name another with --run"
-        ) from error
-    if not writable:
-        raise ConfigError(
-            f"the run folder {storage.url} cannot be written: name another with --run, or give it to yourself"
-        )
-
-
-def _check_trainable(manifest: Manifest, config: TrainingConfig, name: str) -> None:
-    header = manifest.header
-    if header.text_column is None and header.token_column is None:
-        raise ConfigError(f"{name} has no text column: only text can be trained on; ingest it with --text-column")
-    if header.token_column is not None and not (config.tokenizer or own_tokenizer(config.model)):
-        raise ConfigError(f"{name} came tokenised: name the tokenizer it was made with (--tokenizer tokenizer.json)")
-    if not manifest.complete:
-        raise ConfigError(f"{name} is not complete: finish `penstock ingest` first")
-    if not manifest.total_samples:
-        raise ConfigError(f"{name}, made from {header.source}, holds no samples: there is nothing to train on")
 
 
 class _Run:
@@ -228,7 +161,7 @@ class _Run:
         ledger, config = self._parts.ledger, self._parts.config
         session = ledger.join("ranks", generation=self._events.generation, pid=os.getpid())
         evaluation = self._parts.evaluation(self._events, self._commit.total_steps)
-        keeper = Keeper(self._committer, self._events, session, self._stop, evaluation)
+        keeper = Keeper(self._committer, self._events, session, self._stop, evaluation, self._on_progress)
         with Heartbeat(ledger, session, every_s=config.session_timeout_s / 4):
             state = self._ranks.state_from_first(self._state)
             trainer = self._parts.trainer(self._devices[0])

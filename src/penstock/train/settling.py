@@ -53,12 +53,38 @@ def settle_config(
         tokenizer=tokenizer,
     )
     if before is not None:
+        _refuse_other_data(resolved, before, storage.url)
         resolved.refuse_changes(before, storage.url)
     elif model:
         _check_fit(config, model, tokenizer.vocab_size)
         storage.put(MODEL_KEY, model.encode())
     storage.put(TOKENIZER_KEY, named.definition.encode())
     resolved.save(storage)
+
+
+def _refuse_other_data(resolved: RunConfig, before: RunConfig, where: str) -> None:
+    """A run stays with its data: say whether it is the same source that has changed, or another one."""
+    got, expected = resolved.dataset["dataset_id"], before.dataset["dataset_id"]
+    if got == expected:
+        return
+    now, then = resolved.training, before.training
+    named, begun_with = (config.dataset_source or config.dataset_file for config in (now, then))
+    ids = f"its dataset_id is {got[:19]}..., expected {expected[:19]}..."
+    if named != begun_with:
+        raise ConfigError(
+            f"{named} is not what {where} was begun with, which is {begun_with} ({ids}): leave --dataset-file away to "
+            "go on with that, or name another run folder"
+        )
+    kept = now.dataset_file != then.dataset_file and Path(then.dataset_file).exists()
+    go_on = (
+        f"leave --dataset-file away to go on with it as it was (its blocks are in {then.dataset_file})"
+        if kept
+        else "put it back as it was to go on"
+    )
+    raise ConfigError(
+        f"{named} has changed since {where} was begun ({ids}): {go_on}, or name another run folder to begin anew with "
+        "it as it is now"
+    )
 
 
 def first_weights(config: TrainingConfig) -> State | None:

@@ -20,7 +20,10 @@ from penstock.train.optimizers import AdamSettings
 from penstock.train.schedule import Schedule
 
 State = dict[str, Tensor]
-"""Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``."""
+"""Everything a replica is, by name, on the CPU: ``model.*``, ``optimizer.*``, ``rng.*``, ``skips``."""
+
+_SKIPS = "skips"
+"""How many batches in a row, up to here, could not be learned; states of before do not say."""
 
 OnNan = Literal["stop", "skip"]
 Precision = Literal["fp32", "bf16"]
@@ -61,6 +64,10 @@ class Together(Protocol):
 
     def total(self, numbers: Sequence[float]) -> list[float]:
         """Sums over all ranks."""
+        ...
+
+    def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """The backward pass that comes is the step's last here; may be left out, for one that is not."""
         ...
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -136,7 +143,8 @@ class Trainer:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         rows = max(1, -(-len(fed) // self._accumulation))
         for start in range(0, len(fed), rows):
-            total += self._learn(fed, slice(start, start + rows), weight)
+            last = start + rows >= len(fed)
+            total += self._learn(fed, slice(start, start + rows), weight, together if last else None)
         if together is not None:
             together.sum_gradients(self.model.parameters())
         norm = self._clip()
@@ -158,12 +166,21 @@ class Trainer:
         with self.computing():
             return (self._in_chunks or self.model).loss_sum(batch, slice(0, len(batch)))
 
-    def _learn(self, batch: DeviceBatch, rows: slice, weight: float) -> Tensor:
-        """Add the gradients of some sequences; returns what they add to the loss."""
-        if self._in_chunks is not None:
+    def _learn(self, batch: DeviceBatch, rows: slice, weight: float, together: Together | None = None) -> Tensor:
+        """Add the gradients of some sequences; returns what they add to the loss.
+
+        Args:
+            batch: Of which they are a part.
+            rows: Which ones.
+            weight: What the summed loss is divided by.
+            together: The ranks to be told, where these are the step's last sequences here.
+        """
+        if self._in_chunks is not None:  # many backward passes: none is known to be the last
             return self._in_chunks.learn(batch, rows, weight, self.computing)
         with self.computing():
             loss = self.model.loss_sum(batch, rows) / weight
+        if together is not None:
+            together.expect_gradients(self.model.parameters())
         loss.backward()
         return loss.detach()
 
@@ -217,6 +234,7 @@ class Trainer:
             for name, value in slots.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer.{index}.{name}"] = _copied(value)
+        tensors[_SKIPS] = torch.tensor([self._skips_in_a_row])
         tensors["rng.torch"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
@@ -243,6 +261,7 @@ class Trainer:
         described = self.optimizer.state_dict()
         described["state"] = slots
         self.optimizer.load_state_dict(described)
+        self._skips_in_a_row = int(tensors[_SKIPS]) if _SKIPS in tensors else 0
         torch.set_rng_state(tensors["rng.torch"])
         if self.device.type == "cuda" and "rng.cuda" in tensors:  # a run may come from a machine without
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
@@ -276,7 +295,9 @@ def merge(base: State, replicas: list[tuple[float, State]], how: str) -> State:
     for name in dict.fromkeys(name for _, state in replicas for name in state):
         present = [(weight, state[name]) for weight, state in replicas if name in state]
         first = present[0][1]
-        if not first.is_floating_point():
+        if name == _SKIPS:  # where one replica could learn, the model is not broken
+            merged[name] = torch.stack([tensor for _, tensor in present]).amin(0)
+        elif not first.is_floating_point():
             merged[name] = first
         elif name.endswith(".step"):
             merged[name] = torch.stack([tensor for _, tensor in present]).amax(0)
