@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -364,6 +365,16 @@ def test_frozen_weights_are_left_alone_and_the_others_learn_as_ever(frozen: str)
         lm.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
     fed = batch(2, 41)
     check_same(learned_in_chunks(model, fed, 7), learned_whole(model, fed))
+
+
+def test_models_of_two_threads_learn_at_a_time() -> None:
+    fed = batch(2, 41)
+    models = [hugging_face(MODELS["llama"]) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda model: [learned_in_chunks(model, fed, 3) for _ in range(5)], models))
+    expected = learned_whole(models[0], fed)
+    for learned in (*found[0], *found[1]):
+        check_same(learned, expected)
 
 
 def test_windows_are_as_they_were_once_a_model_is_tried() -> None:

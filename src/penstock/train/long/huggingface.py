@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -82,10 +83,8 @@ class HuggingFaceChunks:
         configs = _configs(self._lm)
         twice = [part for part in self._lm.modules() if getattr(part, "gradient_checkpointing", False)]
         before = [config._attn_implementation_internal for config in configs]
-        global _current
-        assert _current is None, "chunks of two models at a time"
         self.layers_seen = set()
-        _current = attention, before[0] or "eager", self.layers_seen
+        outer = _current.set((attention, before[0] or "eager", self.layers_seen))
         for config in configs:
             config._attn_implementation_internal = _NAME
         for part in twice:
@@ -93,15 +92,16 @@ class HuggingFaceChunks:
         try:
             yield
         finally:
-            _current = None
+            _current.reset(outer)
             for config, name in zip(configs, before, strict=True):
                 config._attn_implementation_internal = name
             for part in twice:
                 part.gradient_checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
-_current: tuple[ChunkAttention, str, set[int]] | None = None
-"""What the layers of the model that computes right now attend by, and the attention it would use itself."""
+_current: ContextVar[tuple[ChunkAttention, str, set[int]] | None] = ContextVar("penstock_chunks", default=None)
+"""What the layers of the model that computes right now, in this thread, attend by; the attention it would use itself;
+and the layers that have attended."""
 
 
 def _register() -> None:
@@ -122,8 +122,9 @@ def _attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as `transformers` calls it; the mask is made here, of documents and windows."""
-    assert _current is not None, "a layer attends to chunks outside of any"
-    attention, name, seen = _current
+    current = _current.get()
+    assert current is not None, "a layer attends to chunks outside of any"
+    attention, name, seen = current
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     if attention_mask is not None:  # transformers makes none for an attention that has registered no mask
         raise ConfigError("it makes a mask of its own, of which chunks know nothing")
