@@ -75,14 +75,15 @@ def test_documents_of_one_sequence_do_not_see_each_other(tmp_path: Path, kind: s
     assert one[0, 4:8].allclose(alone[0, :4], atol=1e-5)
 
 
-SIZES: dict[str, Any] = {**CONFIGS["qwen2"], "head_dim": 16, "sliding_window": 3, "num_experts": 2, "num_local_experts": 2}
+WINDOW: dict[str, Any] = {**CONFIGS["qwen2"], "head_dim": 16, "sliding_window": 3}
+EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 
 
 @pytest.mark.parametrize("kind", ["afmoe", "gpt_oss"])
 def test_a_mask_that_keeps_documents_apart_leaves_windows_as_they_are(kind: str) -> None:
     """These take no positions for it; the one has a mask of booleans, the other adds it to scores."""
     kinds = ["sliding_attention"] * 2
-    told = {"model_type": kind, **SIZES, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "layer_types": kinds}
+    told = {"model_type": kind, **WINDOW, **EXPERTS, "layer_types": kinds}
     torch.manual_seed(0)
     model = CausalLM(json.dumps(told), vocab_size=300)
     assert model.apart == "mask"

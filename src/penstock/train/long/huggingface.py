@@ -81,14 +81,14 @@ class HuggingFaceChunks:
         None computes itself a second time when going back: that would be outside, and a chunk is little to keep.
         """
         configs = _configs(self._lm)
-        twice = [part for part in self._lm.modules() if getattr(part, "gradient_checkpointing", False)]
+        twice: list[Any] = [part for part in self._lm.modules() if getattr(part, "gradient_checkpointing", False)]
         before = [config._attn_implementation_internal for config in configs]
         self.layers_seen = set()
         outer = _current.set((attention, before[0] or "eager", self.layers_seen))
         for config in configs:
             config._attn_implementation_internal = _NAME
         for part in twice:
-            part.gradient_checkpointing = False  # pyright: ignore[reportAttributeAccessIssue]
+            part.gradient_checkpointing = False
         try:
             yield
         finally:
@@ -96,7 +96,7 @@ class HuggingFaceChunks:
             for config, name in zip(configs, before, strict=True):
                 config._attn_implementation_internal = name
             for part in twice:
-                part.gradient_checkpointing = True  # pyright: ignore[reportAttributeAccessIssue]
+                part.gradient_checkpointing = True
 
 
 _current: ContextVar[tuple[ChunkAttention, str, set[int]] | None] = ContextVar("penstock_chunks", default=None)

@@ -190,7 +190,7 @@ class CausalLM(Learner):
                     continue
                 try:
                     seen = [self._logits(apart, ids, positions, documents)[:, 3:] for ids in (one, other)]
-                except (RuntimeError, ValueError, TypeError, AttributeError):  # a model that does not know what to do with it
+                except (RuntimeError, ValueError, TypeError, AttributeError):  # a model that knows no such thing
                     continue
                 if torch.allclose(seen[0], seen[1], atol=1e-5):
                     return apart
