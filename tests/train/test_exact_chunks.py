@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "llama", **SIZES, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         "expected max_seq_len of at most 256",
     ),
+    "layers left out at random": (
+        {**MODELS["opt: a mask of its own"], "layerdrop": 0.1},
+        "set layerdrop to 0 in its config.json",
+    ),
+    "a window that attention is not told of, longer than what is tried": (
+        {"model_type": "phimoe", **SIZES, "num_local_experts": 3, "sliding_window": 64},
+        "gives other logits in chunks",
+    ),
+    "a mask of its own, which fresh weights leave alone": (
+        {"model_type": "doge", **SIZES},
+        "makes a mask of its own",
+    ),
+    "layers that attend more than once": (
+        {"model_type": "hrm_text", **SIZES, "initializer_range": 1e-4},
+        "attends more than once",
+    ),
 }
 
 
@@ -329,6 +346,45 @@ def test_a_model_whose_tokens_meet_elsewhere_is_found_out() -> None:
     first.forward = lambda hidden: inner(hidden) + hidden.roll(1, 1)  # pyright: ignore
     with pytest.raises(ConfigError, match="gives other logits in chunks than as a whole"):
         chunkable(model)
+
+
+def test_layers_that_would_compute_themselves_again_give_the_same() -> None:
+    """A config may ask for activation checkpointing: its second computation would come when the chunk is gone."""
+    model = hugging_face(MODELS["llama"], gradient_checkpointing=True)
+    fed = batch(2, 41)
+    check_same(learned_in_chunks(model, fed, 7), learned_whole(model, fed))
+    assert model.lm.is_gradient_checkpointing
+
+
+@pytest.mark.parametrize("frozen", ["layers", "embeddings", "layers and all but a query"])
+def test_frozen_weights_are_left_alone_and_the_others_learn_as_ever(frozen: str) -> None:
+    model = hugging_face(MODELS["llama"])
+    lm: Any = model.lm
+    for parameter in (lm.model.embed_tokens if frozen == "embeddings" else lm.model).parameters():
+        parameter.requires_grad_(False)
+    if frozen == "layers and all but a query":
+        lm.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
+    fed = batch(2, 41)
+    check_same(learned_in_chunks(model, fed, 7), learned_whole(model, fed))
+
+
+def test_models_of_two_threads_learn_at_a_time() -> None:
+    fed = batch(2, 41)
+    models = [hugging_face(MODELS["llama"]) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda model: [learned_in_chunks(model, fed, 3) for _ in range(5)], models))
+    expected = learned_whole(models[0], fed)
+    for learned in (*found[0], *found[1]):
+        check_same(learned, expected)
+
+
+def test_windows_are_as_they_were_once_a_model_is_tried() -> None:
+    model = hugging_face(MODELS["gemma2: windows, soft caps"])
+    layers: Any = model.lm.model.layers  # pyright: ignore
+    before = [layer.self_attn.sliding_window for layer in layers]
+    chunkable(model)
+    assert [layer.self_attn.sliding_window for layer in layers] == before == [9, None]
+    assert model.lm.config.sliding_window == 9  # pyright: ignore
 
 
 def test_a_model_that_reads_no_sequences_is_refused() -> None:

@@ -109,6 +109,7 @@ def test_a_model_that_cannot_be_cut_is_refused_and_trains_without_chunks(store: 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"use_chunked_training": True, "chunk_size": "16"}, r'chunk_size="16" \(text\) cannot work: expected 1 to'),
         ({"use_chunked_training": True, "chunk_size": 0}, "chunk_size=0 cannot work: expected 1 to .*, or auto"),
         ({"use_chunked_training": True, "chunk_size": "most"}, "chunk_size=most cannot work"),
         ({"use_chunked_training": True, "bptt_chunks": 0}, "bptt_chunks=0 cannot work: expected 1 to .*, or all"),

@@ -75,6 +75,34 @@ def test_documents_of_one_sequence_do_not_see_each_other(tmp_path: Path, kind: s
     assert one[0, 4:8].allclose(alone[0, :4], atol=1e-5)
 
 
+WINDOW: dict[str, Any] = {**CONFIGS["qwen2"], "head_dim": 16, "sliding_window": 3}
+EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+
+
+@pytest.mark.parametrize("kind", ["afmoe", "gpt_oss"])
+def test_a_mask_that_keeps_documents_apart_leaves_windows_as_they_are(kind: str) -> None:
+    """These take no positions for it; the one has a mask of booleans, the other adds it to scores."""
+    kinds = ["sliding_attention"] * 2
+    told = {"model_type": kind, **WINDOW, **EXPERTS, "layer_types": kinds}
+    torch.manual_seed(0)
+    model = CausalLM(json.dumps(told), vocab_size=300)
+    assert model.apart == "mask"
+    one, other = (logits(model, first, [5, 6, 7, 8]) for first in ([1, 2, 3, 4], [9, 9, 9, 9]))
+    assert one[0, 4:8].allclose(other[0, 4:8], atol=1e-6)
+    near, far = (logits(model, [1, *changed, 4, 5, 6, 7, 8]) for changed in ([2, 3], [3, 2]))
+    assert not near[0, 4].allclose(far[0, 4], atol=1e-6)
+    near, far = (logits(model, [changed, 2, 3, 4, 5, 6, 7, 8]) for changed in (1, 9))
+    assert not near[0, 4].allclose(far[0, 4], atol=1e-6)  # two layers, two tokens back each
+    assert near[0, 5:8].allclose(far[0, 5:8], atol=1e-6)
+
+
+def test_a_config_with_a_number_that_json_cannot_write_is_read(tmp_path: Path) -> None:
+    told = {"model_type": "mamba2", "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1}
+    told |= {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    assert model_of(tmp_path).lm.config.time_step_limit[1] == float("inf")  # pyright: ignore
+
+
 def test_by_choice_documents_see_each_other(tmp_path: Path) -> None:
     found = find_model(str(config_folder(tmp_path, "gpt2")), fresh_weights=False)
     model = CausalLM(found.config_json, vocab_size=300, across_documents=True)

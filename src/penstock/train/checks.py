@@ -84,7 +84,8 @@ def _check_numbers(config: TrainingConfig) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
             or_word = f", or {word}" if word else ""
-            raise ConfigError(f"{name}={value} cannot work: expected {least} to {_LARGEST}{or_word}")
+            told = f'"{value}" (text)' if isinstance(value, str) and value.isdecimal() else value
+            raise ConfigError(f"{name}={told} cannot work: expected {least} to {_LARGEST}{or_word}")
     if not 0 <= config.seed < 2**63:
         raise ConfigError(f"seed={config.seed} cannot work: expected 0 to 2**63 - 1")
     for name, most in _ABOVE_0.items():

@@ -108,8 +108,9 @@ class ExactChunks:
             del logits, grad  # before there are those of the tile that follows
             assert tile.grad is not None
             grads.append(tile.grad)
-        with torch.autocast(hidden.device.type, enabled=False):
-            torch.autograd.backward(hidden, torch.cat(grads, 1))
+        if hidden.requires_grad:  # else what made it is frozen, and the head alone learns
+            with torch.autocast(hidden.device.type, enabled=False):
+                torch.autograd.backward(hidden, torch.cat(grads, 1))
         return total
 
     def _tiles(self, hidden: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,12 @@ _NAME = "penstock_chunks"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _STRETCHED = {"dynamic", "longrope"}
 """Rotary embeddings whose angles depend on how long the sequence is, which no chunk but the last knows."""
+_DROPPED = ("layerdrop", "decoder_layerdrop")
+"""Chances of leaving a layer out: a chunk that has left it out has no keys there for the chunks that follow."""
 _TRIED_TOKENS = 11
 _TRIED_CHUNK = 4
+_TRIED_WINDOW = 3
+"""Of layers that have a window: so that a few tokens reach beyond it."""
 
 
 class HuggingFaceChunks:
@@ -56,6 +61,7 @@ class HuggingFaceChunks:
         self.depth = int(text.num_hidden_layers)
         self.keeps_documents_apart = apart
         self.layers_seen: set[int] = set()
+        """Those that attended to the last chunk."""
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, attention: ChunkAttention) -> Tensor:
         options: dict[str, Any] = {"use_cache": False} if self._has_cache else {}
@@ -70,24 +76,32 @@ class HuggingFaceChunks:
 
     @contextmanager
     def _attending(self, attention: ChunkAttention) -> Iterator[None]:
-        """While inside, every layer of the model attends by `attention`."""
+        """While inside, every layer of the model attends by `attention`.
+
+        None computes itself a second time when going back: that would be outside, and a chunk is little to keep.
+        """
         configs = _configs(self._lm)
+        twice: list[Any] = [part for part in self._lm.modules() if getattr(part, "gradient_checkpointing", False)]
         before = [config._attn_implementation_internal for config in configs]
-        global _current
-        assert _current is None, "chunks of two models at a time"
-        _current = attention, before[0] or "eager", self.layers_seen
+        self.layers_seen = set()
+        outer = _current.set((attention, before[0] or "eager", self.layers_seen))
         for config in configs:
             config._attn_implementation_internal = _NAME
+        for part in twice:
+            part.gradient_checkpointing = False
         try:
             yield
         finally:
-            _current = None
+            _current.reset(outer)
             for config, name in zip(configs, before, strict=True):
                 config._attn_implementation_internal = name
+            for part in twice:
+                part.gradient_checkpointing = True
 
 
-_current: tuple[ChunkAttention, str, set[int]] | None = None
-"""What the layers of the model that computes right now attend by, and the attention it would use itself."""
+_current: ContextVar[tuple[ChunkAttention, str, set[int]] | None] = ContextVar("penstock_chunks", default=None)
+"""What the layers of the model that computes right now, in this thread, attend by; the attention it would use itself;
+and the layers that have attended."""
 
 
 def _register() -> None:
@@ -108,9 +122,14 @@ def _attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as `transformers` calls it; the mask is made here, of documents and windows."""
-    assert _current is not None, "a layer attends to chunks outside of any"
-    attention, name, seen = _current
+    current = _current.get()
+    assert current is not None, "a layer attends to chunks outside of any"
+    attention, name, seen = current
     layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+    if attention_mask is not None:  # transformers makes none for an attention that has registered no mask
+        raise ConfigError("it makes a mask of its own, of which chunks know nothing")
+    if layer in seen:
+        raise ConfigError(f"layer {layer} attends more than once, and chunks remember one set of keys a layer")
     seen.add(layer)
     own = _own(module, name, {**options, "scaling": scaling, "dropout": dropout, "sliding_window": sliding_window})
     special = any(options.get(name) is not None for name in ("softcap", "s_aux", "position_bias", "head_mask"))
@@ -178,6 +197,13 @@ def refuse_unknown(config: Any, longest: int | None) -> None:
             f"use_chunked_training: a {text.model_type} has layers of {', '.join(unknown)}, which hold no keys and "
             "values of every token: leave it away, or choose a model with full or sliding attention (--model)"
         )
+    dropped = [name for name in _DROPPED if getattr(text, name, 0)]
+    if dropped:
+        raise ConfigError(
+            f"use_chunked_training: a {text.model_type} leaves layers out at random ({dropped[0]}="
+            f"{getattr(text, dropped[0])}), and later chunks would look there for keys of earlier ones: set "
+            f"{dropped[0]} to 0 in its config.json, or leave it away"
+        )
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {rope.get("rope_type"), *(part.get("rope_type") for part in rope.values() if isinstance(part, dict))}
     original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
@@ -208,8 +234,9 @@ def _try(model: CausalLM, made: HuggingFaceChunks) -> None:
     was_training = model.lm.training
     model.lm.eval()
     try:
-        whole = model(ids, positions, documents.long())
-        parted = torch.cat(list(_in_chunks(made, ids, positions, documents.cpu().numpy())), 1)
+        with _narrow_windows(model.lm):
+            whole = model(ids, positions, documents.long())
+            parted = torch.cat(list(_in_chunks(made, ids, positions, documents.cpu().numpy())), 1)
     except (
         RuntimeError,
         ValueError,
@@ -228,6 +255,25 @@ def _try(model: CausalLM, made: HuggingFaceChunks) -> None:
     far = (whole - parted).abs().max() / whole.abs().max().clamp_min(1e-9)
     if not far < 1e-3:
         raise ConfigError(_cannot(model, f"gives other logits in chunks than as a whole (by {far:.1e})"))
+
+
+@contextmanager
+def _narrow_windows(lm: nn.Module) -> Iterator[None]:
+    """While inside, layers with a window see a few tokens back alone, wherever the model keeps how many."""
+    parts: list[Any] = [*lm.modules(), *_configs(lm)]
+    narrowed = [(part, window) for part in parts if (window := _window(part)) is not None]
+    try:
+        for part, _ in narrowed:
+            part.sliding_window = _TRIED_WINDOW
+        yield
+    finally:
+        for part, window in narrowed:
+            part.sliding_window = window
+
+
+def _window(part: Any) -> int | None:
+    window = getattr(part, "sliding_window", None)
+    return window if isinstance(window, int) and not isinstance(window, bool) else None
 
 
 def _cannot(model: CausalLM, why: str) -> str:

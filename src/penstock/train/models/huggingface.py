@@ -81,8 +81,13 @@ def load_weights(found: HubModel) -> dict[str, Tensor]:
 
 def config_of(config_json: str) -> Any:
     """The config object of a model, from its JSON."""
-    told = json.loads(config_json)
+    told = json.loads(config_json, object_hook=_special_float)
     return _transformers().AutoConfig.for_model(told.pop("model_type"), **told)
+
+
+def _special_float(told: dict[str, Any]) -> Any:
+    """Numbers that JSON has no way to write, as `transformers` writes them."""
+    return float(told["__float__"]) if told.keys() == {"__float__"} else told
 
 
 def largest_position(config_json: str) -> int | None:
@@ -160,8 +165,26 @@ class CausalLM(Learner):
         if apart != "never" and self.takes_positions:
             options["position_ids"] = position_ids
         if apart == "mask":
-            options["attention_mask"] = (document_ids[:, :, None] == document_ids[:, None, :]).tril()[:, None]
+            options["attention_mask"] = self._mask(document_ids)
         return self.lm(input_ids=input_ids, **options).logits
+
+    def _mask(self, document_ids: Tensor) -> Tensor | dict[str, Tensor]:
+        """Who may see whom; by kind of layer where some have a window, which a whole mask would do away with."""
+        seen = (document_ids[:, :, None] == document_ids[:, None, :]).tril()[:, None]
+        text = self.lm.config.get_text_config()  # pyright: ignore
+        kinds: set[str] = set(getattr(text, "layer_types", None) or ())
+        if "sliding_attention" not in kinds:
+            return self._as_attention_takes_it(seen)
+        places = torch.arange(seen.shape[-1], device=seen.device)
+        near = places[:, None] - places < text.sliding_window  # pyright: ignore
+        masks = {kind: seen & near if kind == "sliding_attention" else seen for kind in kinds}
+        return {kind: self._as_attention_takes_it(mask) for kind, mask in masks.items()}
+
+    def _as_attention_takes_it(self, seen: Tensor) -> Tensor:
+        if self.lm.config._attn_implementation != "eager":  # pyright: ignore
+            return seen
+        dtype = next(self.lm.parameters()).dtype  # added to scores
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
 
     @torch.no_grad()
     def _find_way(self) -> Apart:
@@ -180,7 +203,7 @@ class CausalLM(Learner):
                     continue
                 try:
                     seen = [self._logits(apart, ids, positions, documents)[:, 3:] for ids in (one, other)]
-                except (RuntimeError, ValueError, TypeError):  # a model that does not know what to do with it
+                except (RuntimeError, ValueError, TypeError, AttributeError):  # a model that knows no such thing
                     continue
                 if torch.allclose(seen[0], seen[1], atol=1e-5):
                     return apart
