@@ -211,7 +211,7 @@ class Trainer:
 
     def _refuse(self, batch: DeviceBatch, number: int, loss: float, grad_norm: float) -> None:
         """Leave the weights alone; by policy that is all, or the end."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         self._skips_in_a_row += 1
         ids = batch.source.spans[:, 0]
         samples = f"samples {ids.min()} to {ids.max()}" if len(ids) else "samples of other ranks"
@@ -226,6 +226,13 @@ class Trainer:
                 f"{where}, as on {_SKIPS_IN_A_ROW} batches in a row: this is the model, not the data; begin a new run "
                 "with a lower learning_rate; the last commit is kept"
             )
+
+    def _forget_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors_alike(self) -> Iterable[Tensor]:
+        """What has the same bits on every rank."""
+        return self.model.parameters()
 
     def state(self) -> State:
         """A copy of everything on the CPU, detached from what training goes on to change."""

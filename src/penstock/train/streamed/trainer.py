@@ -1,0 +1,430 @@
+"""A trainer for models larger than their device: the host holds them, and units come to the device when needed.
+
+    step:   forward, head, backward (`passes.py`)      gradients arrive on the host, unit by unit (`collecting.py`)
+            the norm of all gradients is known          residents are stepped on the device,
+                                                        all others on the host, in the order they are needed next
+    next:   a unit is loaded once it is stepped         (`stepping.py`, `loading.py`)
+
+The mathematics is that of `Trainer` with fp32 weights: the whole gradient, its norm, AdamW; nothing is stale. Computing
+is done with weights rounded to the run's precision. States are those of `Trainer` too, so either goes on with a run of
+the other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.errors import CheckpointError, ConfigError, TrainError
+from penstock.feed import Batch
+from penstock.train.device_batch import DeviceBatch, to_device
+from penstock.train.models import Learner
+from penstock.train.models.huggingface import CausalLM
+from penstock.train.optimizers import AdamSettings
+from penstock.train.ranks import Ranks
+from penstock.train.schedule import Schedule
+from penstock.train.streamed.boundaries import Boundaries
+from penstock.train.streamed.collecting import Collector
+from penstock.train.streamed.decoder import Decoder
+from penstock.train.streamed.host import HostGradients, HostState
+from penstock.train.streamed.lanes import Lanes, Mark
+from penstock.train.streamed.layout import Unit
+from penstock.train.streamed.loading import Loader
+from penstock.train.streamed.passes import Passes
+from penstock.train.streamed.resident import Resident
+from penstock.train.streamed.sharing import Sharing
+from penstock.train.streamed.stepping import HostAdam, StepOrder
+from penstock.train.streamed.visiting import VisitingAdam
+from penstock.train.trainer import OnNan, Precision, State, StepResult, Together, Trainer
+
+_SLOTS = 3
+_SPARE_BYTES = 1 << 30
+"""Of a budget, left for what is not ours to count: CUDA's own, and gaps between allocations."""
+
+
+class StreamedTrainer(Trainer):
+    """Learns batches as `Trainer` does, with weights, moments and gradients on the host."""
+
+    def __init__(
+        self,
+        model: Learner,
+        *,
+        schedule: Schedule,
+        adam: AdamSettings | None = None,
+        accumulation: int = 1,
+        max_grad_norm: float = 1.0,
+        precision: Precision = "fp32",
+        on_nan: OnNan = "stop",
+        device: torch.device | None = None,
+        gpu_budget_gib: float | None = None,
+        offload_activations: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Take a model over: its weights move into memory laid out for streaming, a layer at a time.
+
+        Args:
+            model: A decoder of `transformers`, on the CPU.
+            schedule: Of the learning rate.
+            adam: The optimizer's settings.
+            accumulation: Parts a batch is computed in.
+            max_grad_norm: Gradients are scaled down to it; 0 leaves them alone.
+            precision: What is computed in.
+            on_nan: What to do with a batch that cannot be learned.
+            device: Where it is computed.
+            gpu_budget_gib: Memory of the device to use: what is left of it keeps layers there for good. None: nearly
+                all there is on a GPU, and no such layers on the CPU.
+            offload_activations: Keep states between layers on the host.
+            ranks: All ranks of the job, which take part at the same time.
+        """
+        if not isinstance(model, CausalLM):
+            raise ConfigError("only models of transformers can be streamed: name one, or leave --streamed away")
+        self.device = device or torch.device("cpu")
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.model = model
+        self._adam = adam or AdamSettings()
+        self._schedule = schedule
+        self._accumulation = accumulation
+        self._max_grad_norm = max_grad_norm
+        self._precision: Precision = precision
+        self._on_nan: OnNan = on_nan
+        self._in_chunks = None
+        self._skips_in_a_row = 0
+        self._steps = 0
+        self._largest = (0, 0)
+        self._measured = False
+        self._timings: dict[str, float] = {}
+        self._order: StepOrder | None = None
+        ranks = ranks or Ranks()
+        decoder = Decoder(model)
+        self.units = decoder.units(ranks.local_world)
+        self._lanes = Lanes(self.device)
+        self._sharing = Sharing(ranks, len(self.units))
+        self._budget = _budget_bytes(self.device, gpu_budget_gib)
+        self._open(decoder, offload_activations)
+
+    def _open(self, decoder: Decoder, offload_activations: bool) -> None:
+        pinned, image = self.device.type == "cuda", torch.bfloat16 if self._precision == "bf16" else torch.float32
+        size = HostState.num_bytes(self.units, image)
+        self._host = HostState(self.units, image_dtype=image, file=self._sharing.shared_file(size), pinned=pinned)
+        self._take_weights()
+        dtype_of = self._gradient_dtype
+        files = self._sharing.files_of_all(HostGradients.num_bytes(self.units, dtype_of))
+        self._gradients = [
+            HostGradients(self.units, dtype_of, file=file, pinned=pinned and rank == self._sharing.local_rank)
+            for rank, file in enumerate(files)
+        ]
+        own = self._gradients[self._sharing.local_rank]
+        self._optimizer = HostAdam(self.units, self._host, self._gradients, self._sharing, self._adam)
+        self._visitor = VisitingAdam(self._host, own, self._sharing, self._adam, self._lanes)
+        self._visiting: set[int] = set()
+        self._arrived: dict[int, Mark] = {}
+        largest = max(unit.size for unit in self.units[1:])
+        until = self._sharing.until_stepped
+        self._loader = Loader(self.units, self._host, self._lanes, until, slots=_SLOTS, size=largest)
+        self._collector = Collector(self.units, own, self._lanes, slots=2)
+        self._passes = Passes(
+            decoder,
+            self.units,
+            self._loader,
+            self._collector,
+            Boundaries(self._lanes, on_host=offload_activations),
+            self._lanes,
+            measured=self._sharing.world == 1,
+            on_gradients=self._on_gradients,
+        )
+        for buffer_owner in decoder.lm.modules():
+            for name, buffer in buffer_owner.named_buffers(recurse=False):
+                setattr(buffer_owner, name, buffer.to(self.device))
+
+    def _gradient_dtype(self, unit: Unit) -> torch.dtype:
+        at_once = self._accumulation == 1 and unit.index > 0
+        return torch.bfloat16 if at_once and self._precision == "bf16" else torch.float32
+
+    @torch.no_grad()
+    def _take_weights(self) -> None:
+        """Move the model's weights over, and let go of them where they were."""
+        for unit, host in zip(self.units, self._host.units, strict=True):
+            for place in unit.places:
+                if self._sharing.local_rank == 0:
+                    place.of(host.weights).copy_(place.parameter)
+                place.parameter.data = place.of(host.weights)
+        if self._sharing.local_rank == 0:
+            self._host.make_images()
+        self._sharing.total(0.0)  # whoever goes on sees all weights
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
+        began = time.perf_counter()
+        fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
+        rate = self._schedule.at(number)
+        weight, tokens = float(fed.num_tokens), float(fed.num_tokens)
+        if together is not None:
+            (weight,) = together.total([weight])
+        rows = max(1, -(-len(fed) // self._accumulation))
+        parts = [slice(start, start + rows) for start in range(0, len(fed), rows)]
+        self._make_room(fed, rows)
+        self._order = None
+        if self._steps_at_once:
+            self._order = StepOrder(number=self._steps + 1, learning_rate=rate, scale=1.0)
+        busy, waited = (self._optimizer.busy_s, self._visitor.busy_s), self._loader.waited_s
+        try:
+            total = self._passes.learn(fed, parts, max(1.0, weight))
+            launched = time.perf_counter()
+            found, norm = self._found(total)
+        except torch.OutOfMemoryError as error:
+            raise self._too_large(fed, rows, error) from error
+        except BaseException:
+            self._passes.forget()
+            raise
+        if together is not None:
+            found, tokens = together.total([found, tokens])
+        finite = math.isfinite(found) and math.isfinite(norm)
+        if self._order is None:
+            self._use_what_is_left_of_the_device()
+        if finite:
+            self._apply(rate, norm)
+            self._skips_in_a_row = 0
+        else:
+            self._refuse(fed, number, found, norm)
+        if self._order is not None:  # units were stepped where they were
+            self._use_what_is_left_of_the_device()
+        self._timings = {
+            "step_s": time.perf_counter() - began,
+            "launched_s": launched - began,
+            "waited_for_weights_s": self._loader.waited_s - waited,
+            "optimizer_s": self._optimizer.busy_s - busy[0],
+            "visiting_s": self._visitor.busy_s - busy[1],
+        }
+        return StepResult(loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=norm, skipped=not finite)
+
+    @property
+    def _steps_at_once(self) -> bool:
+        """Whether units are stepped as their gradients arrive: only where nothing about the whole has to be known."""
+        return not self._max_grad_norm and self._on_nan == "stop"
+
+    def _on_gradients(self, unit: Unit, arrived: Mark) -> None:
+        self._arrived[unit.index] = arrived
+        self._optimizer.take(unit, arrived)
+        if self._order is not None:
+            self._step_unit(unit, self._order)
+
+    def _step_unit(self, unit: Unit, order: StepOrder) -> None:
+        if unit.index in self._visiting:
+            self._visitor.step(unit, order, self._arrived[unit.index])
+        else:
+            self._optimizer.step(unit, order)
+
+    def _found(self, total: Tensor) -> tuple[float, float]:
+        """The loss and the norm of all gradients; the step's one wait for the device."""
+        if self._sharing.world == 1:
+            found, squared = torch.stack([total, self._collector.norm_squared]).tolist()
+        else:
+            found, squared = total.item(), self._sharing.total(self._optimizer.norm_squared())
+        self._collector.norm_squared.zero_()
+        return found, math.sqrt(squared) if squared >= 0 else math.nan
+
+    def _apply(self, rate: float, norm: float) -> None:
+        self._steps += 1
+        scale = min(1.0, self._max_grad_norm / (norm + 1e-6)) if self._max_grad_norm else 1.0
+        order = StepOrder(number=self._steps, learning_rate=rate, scale=scale)
+        for unit in self.units:
+            resident = self._passes.residents.get(unit.index)
+            if resident is not None:
+                resident.step(order, self._adam)
+            elif self._order is None:
+                self._step_unit(unit, order)
+
+    def loss_sum(self, batch: DeviceBatch) -> Tensor:
+        try:
+            return self._passes.loss_sum(batch, slice(0, len(batch)))
+        except BaseException:
+            self._passes.forget()
+            raise
+
+    def timings(self) -> dict[str, float]:
+        """Seconds of the last step, and of the optimizer's thread meanwhile."""
+        return dict(self._timings)
+
+    def tensors_alike(self) -> Iterable[Tensor]:
+        self._settle()
+        return [unit.weights for unit in self._host.units]
+
+    def _forget_gradients(self) -> None:
+        self._collector.norm_squared.zero_()
+
+    # -- memory of the device ------------------------------------------------------------------------------------------
+
+    def _make_room(self, batch: DeviceBatch, rows: int) -> None:
+        """A batch larger than any before needs more than was measured: residents leave first."""
+        length = batch.input_ids.shape[1] if len(batch) else 0
+        size = len(batch) * length, min(rows, len(batch)) * length
+        if size[0] > self._largest[0] or size[1] > self._largest[1]:
+            self._largest = max(size[0], self._largest[0]), max(size[1], self._largest[1])
+            self._give_residents_back()
+            self._measured = False
+            if self._budget is not None:
+                torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _use_what_is_left_of_the_device(self) -> None:
+        """After gradients that showed what a batch of this size needs: units move there while the budget lasts."""
+        if self._measured or self._budget is None or self._sharing.world > 1:
+            return
+        self._measured = True
+        left = self._budget - _SPARE_BYTES - torch.cuda.max_memory_allocated(self.device)
+        left -= VisitingAdam.num_bytes(self._gradient_dtype(self.units[1]))
+        count, image = 0, self._host.units[0].image.dtype
+        for unit in self.units:
+            need = Resident.num_bytes(unit, image, self._gradient_dtype(unit))
+            if unit.index == 0:
+                need -= unit.size * (image.itemsize + 4)  # all through a step it is there anyway
+            if need > left:
+                break
+            left -= need
+            count += 1
+        self.use_device(count, range(count + 1, len(self.units), 2))
+        torch.cuda.empty_cache()
+
+    def use_device(self, residents: int, visiting: Iterable[int] = ()) -> None:
+        """Keep the first units on the device, and let others visit it to be stepped; all others are the host's.
+
+        Called with the gradients of a step on the host, or between steps.
+        """
+        self._give_residents_back()
+        if residents:
+            self._loader.drop_edge()
+            self._collector.drop_edge()
+        own = self._gradients[self._sharing.local_rank]
+        for unit in self.units[:residents]:
+            resident = Resident(unit, self._host.units[unit.index], self.device, self._gradient_dtype(unit))
+            resident.gradients.copy_(own.units[unit.index])
+            self._passes.residents[unit.index] = resident
+        self._visiting = set(visiting)
+        for index in self._visiting:
+            self._visitor.expect(self.units[index])
+
+    def _give_residents_back(self) -> None:
+        self._settle()
+        self._passes.residents.clear()
+        self._visiting.clear()
+
+    def _settle(self) -> None:
+        """Have everything on the host up to date."""
+        self._optimizer.wait()
+        self._visitor.wait()
+        for resident in self._passes.residents.values():
+            resident.give_back()
+
+    def _too_large(self, batch: DeviceBatch, rows: int, error: BaseException) -> TrainError:
+        self._passes.forget()
+        told = str(error).partition("\n")[0]
+        return TrainError(
+            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens at a time do not fit {self.device} "
+            f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on the "
+            "host (--offload-activations), or shorten sequences; the last commit is kept"
+        )
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: copy what is to outlive the next step."""
+        self._settle()
+        tensors: State = {}
+        for unit, host in zip(self.units, self._host.units, strict=True):
+            for place in unit.places:
+                tensors[f"model.{place.name}"] = place.of(host.weights)
+        for name, buffer in self._kept_buffers():
+            tensors[f"model.{name}"] = buffer.detach().cpu()
+        if self._steps:
+            for index, (unit, name) in enumerate(self._in_optimizer_order()):
+                place = next(place for place in self.units[unit].places if place.name == name)
+                tensors[f"optimizer.{index}.step"] = torch.tensor(float(self._steps))
+                tensors[f"optimizer.{index}.exp_avg"] = place.of(self._host.units[unit].mean)
+                tensors[f"optimizer.{index}.exp_avg_sq"] = place.of(self._host.units[unit].square)
+        tensors["skips"] = torch.tensor([self._skips_in_a_row])
+        tensors["rng.torch"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors
+
+    @torch.no_grad()
+    def load_state(self, tensors: State) -> None:
+        self._give_residents_back()
+        self._measured = False
+        self._loader.forget()
+        own = {place.name: (unit, place) for unit in self.units for place in unit.places}
+        buffers = dict(self._kept_buffers())
+        given = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        wrong = sorted(given.keys() ^ (own.keys() | buffers.keys())) or [
+            name for name, (_, place) in own.items() if place.parameter.shape != given[name].shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the checkpoint does not fit the model: {', '.join(wrong[:3])} {'and more ' * (len(wrong) > 3)}"
+                "missing, unknown or of another shape"
+            )
+        if self._sharing.local_rank == 0:
+            for name, (unit, place) in own.items():
+                place.of(self._host.units[unit.index].weights).copy_(given[name])
+            for index, (unit, name) in enumerate(self._in_optimizer_order()):
+                place = own[name][1]
+                for slot, array in (
+                    ("exp_avg", self._host.units[unit].mean),
+                    ("exp_avg_sq", self._host.units[unit].square),
+                ):
+                    found = tensors.get(f"optimizer.{index}.{slot}")
+                    place.of(array).copy_(found) if found is not None else place.of(array).zero_()
+            self._host.make_images()
+        for name, buffer in buffers.items():
+            buffer.copy_(given[name])
+        self._steps = int(tensors["optimizer.0.step"]) if "optimizer.0.step" in tensors else 0
+        self._skips_in_a_row = int(tensors["skips"]) if "skips" in tensors else 0
+        torch.set_rng_state(tensors["rng.torch"])
+        if self.device.type == "cuda" and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+        self._sharing.total(0.0)  # whoever goes on sees all of it
+
+    def close(self) -> None:
+        """End the threads and let go of the device's hold on host memory."""
+        self._loader.close()
+        self._optimizer.close()
+        self._visitor.close()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self._host.memory.close()
+            for gradients in self._gradients:
+                gradients.memory.close()
+        self._sharing.close()
+
+    def _kept_buffers(self) -> list[tuple[str, Tensor]]:
+        """Buffers that a checkpoint of the model holds."""
+        parameters = {name for name, _ in self.model.network.named_parameters(remove_duplicate=False)}
+        state: dict[str, Any] = self.model.network.state_dict()
+        return [(name, tensor) for name, tensor in state.items() if name not in parameters]
+
+    def _in_optimizer_order(self) -> list[tuple[int, str]]:
+        """Units and names of parameters as torch's optimizer numbers them: matrices first, in the model's order."""
+        where = {place.name: unit.index for unit in self.units for place in unit.places}
+        named = list(self.model.network.named_parameters())
+        ordered = [(name, p) for name, p in named if p.ndim >= 2] + [(name, p) for name, p in named if p.ndim < 2]
+        return [(where[name], name) for name, _ in ordered]
+
+
+def _budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | None:
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    if gpu_budget_gib is None:
+        return int(0.92 * free)
+    if gpu_budget_gib * 2**30 > total:
+        raise ConfigError(
+            f"gpu_budget_gib={gpu_budget_gib:g} is more than the {total / 2**30:.0f} GiB of {device}: lower it"
+        )
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_budget_gib * 2**30 / total), device)
+    return int(gpu_budget_gib * 2**30)
