@@ -58,7 +58,7 @@ class Collector:
             slot = self._edge_slot() if unit.index == 0 else self._slots.popleft()
             self._lanes.wait("compute", slot.sent)
         flat = (slot.flat if slot is not None else own)[: unit.size]  # pyright: ignore[reportOptionalSubscript]
-        flat.zero_()
+        flat.zero_()  # gaps between parameters too, and parameters without a gradient
         self._open[unit.index] = (slot, flat)
 
     @torch.no_grad()

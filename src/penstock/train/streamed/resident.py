@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
+from penstock.train.streamed.halves import joined, split
 from penstock.train.streamed.host import HostUnit
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.stepping import StepOrder, fused_adamw
 
-_PIECE = 1 << 25
-"""Numbers stepped at a time: as many gradients are made fp32."""
+_PIECE = 1 << 23
+"""Numbers stepped at a time: as many weights and gradients are made fp32."""
 
 
 class Resident:
@@ -22,39 +23,49 @@ class Resident:
         """Take a unit over from the host, whose arrays are out of date from now on."""
         self.unit = unit
         self._host = host
-        self.weights, self.mean, self.square = (
-            array.to(device, copy=True) for array in (host.weights, host.mean, host.square)
-        )
-        own_image = host.image is not host.weights
-        self.image = self.weights.to(host.image.dtype) if own_image else self.weights
+        self._mean, self._square = host.mean.to(device, copy=True), host.square.to(device, copy=True)
+        self.image, self._lower = self._take(device)
         self.gradients = torch.zeros(unit.size, dtype=gradients, device=device)
 
+    def _take(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        host = self._host
+        if host.image is host.weights:
+            return host.weights.to(device, copy=True), None
+        image, lower = (
+            torch.empty_like(host.image, device=device),
+            torch.empty_like(host.image, dtype=torch.int16, device=device),
+        )
+        for part in _pieces(slice(0, self.unit.size)):
+            split(host.weights[part].to(device), image[part], lower[part])
+        return image, lower
+
     @staticmethod
-    def num_bytes(unit: Unit, image: torch.dtype, gradients: torch.dtype) -> int:
-        own_image = image.itemsize if image != torch.float32 else 0
-        return unit.size * (12 + own_image + gradients.itemsize)
+    def num_bytes(unit: Unit, gradients: torch.dtype) -> int:
+        return unit.size * (12 + gradients.itemsize)
 
     @torch.no_grad()
     def step(self, order: StepOrder, adam: AdamSettings) -> None:
         for segment, decays in self.unit.segments(slice(0, self.unit.size)):
-            for start in range(segment.start, segment.stop, _PIECE):
-                part = slice(start, min(start + _PIECE, segment.stop))
+            for part in _pieces(segment):
+                weights = self._weights(part)
                 gradients = self.gradients[part].float()  # a copy, where they are narrower
-                fused_adamw(
-                    self.weights[part], gradients, self.mean[part], self.square[part], order, adam, decays=decays
-                )
-        if self.image is not self.weights:
-            self.image.copy_(self.weights)
+                fused_adamw(weights, gradients, self._mean[part], self._square[part], order, adam, decays=decays)
+                if self._lower is not None:
+                    split(weights, self.image[part], self._lower[part])
+
+    def _weights(self, part: slice) -> Tensor:
+        return self.image[part] if self._lower is None else joined(self.image[part], self._lower[part])
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Write everything to the host, which is up to date then."""
-        pairs: list[tuple[Tensor, Tensor]] = [
-            (self._host.weights, self.weights),
-            (self._host.mean, self.mean),
-            (self._host.square, self.square),
-        ]
-        if self.image is not self.weights:
-            pairs.append((self._host.image, self.image))
-        for host, own in pairs:
-            host.copy_(own)
+        for part in _pieces(slice(0, self.unit.size)):
+            self._host.weights[part].copy_(self._weights(part))
+            if self._lower is not None:
+                self._host.image[part].copy_(self.image[part])
+        self._host.mean.copy_(self._mean)
+        self._host.square.copy_(self._square)
+
+
+def _pieces(whole: slice) -> list[slice]:
+    return [slice(start, min(start + _PIECE, whole.stop)) for start in range(whole.start, whole.stop, _PIECE)]

@@ -43,7 +43,7 @@ from penstock.train.streamed.visiting import VisitingAdam
 from penstock.train.trainer import OnNan, Precision, State, StepResult, Together, Trainer
 
 _SLOTS = 3
-_SPARE_BYTES = 1 << 30
+_SPARE_BYTES = 640 << 20
 """Of a budget, left for what is not ours to count: CUDA's own, and gaps between allocations."""
 
 
@@ -263,14 +263,15 @@ class StreamedTrainer(Trainer):
 
     def _make_room(self, batch: DeviceBatch, rows: int) -> None:
         """A batch larger than any before needs more than was measured: residents leave first."""
+        if self._budget is None:
+            return
         length = batch.input_ids.shape[1] if len(batch) else 0
         size = len(batch) * length, min(rows, len(batch)) * length
         if size[0] > self._largest[0] or size[1] > self._largest[1]:
             self._largest = max(size[0], self._largest[0]), max(size[1], self._largest[1])
             self._give_residents_back()
             self._measured = False
-            if self._budget is not None:
-                torch.cuda.reset_peak_memory_stats(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
 
     def _use_what_is_left_of_the_device(self) -> None:
         """After gradients that showed what a batch of this size needs: units move there while the budget lasts."""
@@ -281,7 +282,7 @@ class StreamedTrainer(Trainer):
         left -= VisitingAdam.num_bytes(self._gradient_dtype(self.units[1]))
         count, image = 0, self._host.units[0].image.dtype
         for unit in self.units:
-            need = Resident.num_bytes(unit, image, self._gradient_dtype(unit))
+            need = Resident.num_bytes(unit, self._gradient_dtype(unit))
             if unit.index == 0:
                 need -= unit.size * (image.itemsize + 4)  # all through a step it is there anyway
             if need > left:
