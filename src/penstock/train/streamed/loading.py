@@ -80,7 +80,7 @@ class Loader:
             self._changed.notify_all()
 
     def get(self, unit: int) -> Tensor:
-        """A unit on the device, as long as it is not released; the computing lane waits for it, this thread for little."""
+        """A unit on the device, until it is released; the computing lane waits for it, this thread for little."""
         with self._changed:
             if unit not in self._loaded:
                 began = time.perf_counter()
@@ -156,7 +156,7 @@ class Loader:
                 with self._changed:
                     self._loaded[index] = slot
                     self._changed.notify_all()
-        except BaseException as error:  # handed to whoever asks for a unit
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for a unit
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()

@@ -13,6 +13,7 @@ the other.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -31,6 +32,7 @@ from penstock.train.schedule import Schedule
 from penstock.train.streamed.boundaries import Boundaries
 from penstock.train.streamed.collecting import Collector
 from penstock.train.streamed.decoder import Decoder
+from penstock.train.streamed.due import Due, DueStep, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark
 from penstock.train.streamed.layout import Unit
@@ -38,11 +40,14 @@ from penstock.train.streamed.loading import Loader
 from penstock.train.streamed.passes import Passes
 from penstock.train.streamed.resident import Resident
 from penstock.train.streamed.sharing import Sharing
-from penstock.train.streamed.stepping import HostAdam, StepOrder
+from penstock.train.streamed.stepping import HostAdam
 from penstock.train.streamed.visiting import VisitingAdam
 from penstock.train.trainer import OnNan, Precision, State, StepResult, Together, Trainer
 
 _SLOTS = 3
+_SWITCH_S = 2e-4
+"""How long a thread may keep others from Python: those that step and load have little to say, and must not wait long
+behind the one that commands the device."""
 _SPARE_BYTES = 640 << 20
 """Of a budget, left for what is not ours to count: CUDA's own, and gaps between allocations."""
 
@@ -107,6 +112,8 @@ class StreamedTrainer(Trainer):
         self._sharing = Sharing(ranks, len(self.units))
         self._budget = _budget_bytes(self.device, gpu_budget_gib)
         self._open(decoder, offload_activations)
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
 
     def _open(self, decoder: Decoder, offload_activations: bool) -> None:
         pinned, image = self.device.type == "cuda", torch.bfloat16 if self._precision == "bf16" else torch.float32
@@ -123,6 +130,7 @@ class StreamedTrainer(Trainer):
         self._optimizer = HostAdam(self.units, self._host, self._gradients, self._sharing, self._adam)
         self._visitor = VisitingAdam(self._host, own, self._sharing, self._adam, self._lanes)
         self._visiting: set[int] = set()
+        self._due = Due()
         self._arrived: dict[int, Mark] = {}
         largest = max(unit.size for unit in self.units[1:])
         until = self._sharing.until_stepped
@@ -213,13 +221,18 @@ class StreamedTrainer(Trainer):
         self._arrived[unit.index] = arrived
         self._optimizer.take(unit, arrived)
         if self._order is not None:
-            self._step_unit(unit, self._order)
+            self._make_due([unit], self._order)
 
-    def _step_unit(self, unit: Unit, order: StepOrder) -> None:
-        if unit.index in self._visiting:
-            self._visitor.step(unit, order, self._arrived[unit.index])
-        else:
-            self._optimizer.step(unit, order)
+    def _make_due(self, units: list[Unit], order: StepOrder) -> None:
+        """Have units stepped, in this order, by whoever is free first."""
+        for unit in units:
+            self._sharing.will_step(unit)
+            may_visit = unit.index in self._visiting
+            arrived = self._arrived.get(unit.index)
+            self._due.put(DueStep(unit=unit, order=order, arrived=arrived, may_visit=may_visit))
+        self._optimizer.help_with(self._due)
+        if self._visiting:
+            self._visitor.help_with(self._due)
 
     def _found(self, total: Tensor) -> tuple[float, float]:
         """The loss and the norm of all gradients; the step's one wait for the device."""
@@ -234,12 +247,11 @@ class StreamedTrainer(Trainer):
         self._steps += 1
         scale = min(1.0, self._max_grad_norm / (norm + 1e-6)) if self._max_grad_norm else 1.0
         order = StepOrder(number=self._steps, learning_rate=rate, scale=scale)
-        for unit in self.units:
-            resident = self._passes.residents.get(unit.index)
-            if resident is not None:
-                resident.step(order, self._adam)
-            elif self._order is None:
-                self._step_unit(unit, order)
+        residents = self._passes.residents
+        if self._order is None:
+            self._make_due([unit for unit in self.units if unit.index not in residents], order)
+        for resident in residents.values():
+            resident.step(order, self._adam)
 
     def loss_sum(self, batch: DeviceBatch) -> Tensor:
         try:
@@ -289,11 +301,11 @@ class StreamedTrainer(Trainer):
                 break
             left -= need
             count += 1
-        self.use_device(count, range(count + 1, len(self.units), 2))
+        self.use_device(count, range(max(1, count), len(self.units)))
         torch.cuda.empty_cache()
 
     def use_device(self, residents: int, visiting: Iterable[int] = ()) -> None:
-        """Keep the first units on the device, and let others visit it to be stepped; all others are the host's.
+        """Keep the first units on the device, and let others visit it to be stepped where the host is busy.
 
         Called with the gradients of a step on the host, or between steps.
         """
@@ -326,15 +338,15 @@ class StreamedTrainer(Trainer):
         self._passes.forget()
         told = str(error).partition("\n")[0]
         return TrainError(
-            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens at a time do not fit {self.device} "
-            f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on the "
-            "host (--offload-activations), or shorten sequences; the last commit is kept"
+            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens do not fit {self.device} at a time "
+            f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on "
+            "the host (--offload-activations), or shorten sequences; the last commit is kept"
         )
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: copy what is to outlive the next step."""
+        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: the next step changes them."""
         self._settle()
         tensors: State = {}
         for unit, host in zip(self.units, self._host.units, strict=True):
@@ -393,6 +405,7 @@ class StreamedTrainer(Trainer):
 
     def close(self) -> None:
         """End the threads and let go of the device's hold on host memory."""
+        sys.setswitchinterval(self._switch_s)
         self._loader.close()
         self._optimizer.close()
         self._visitor.close()

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
 from penstock.train.streamed.background import Background
+from penstock.train.streamed.due import Due, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.sharing import Sharing
-from penstock.train.streamed.stepping import StepOrder, fused_adamw
+from penstock.train.streamed.stepping import fused_adamw
 
 PIECE = 1 << 23
 """Numbers that visit at a time."""
@@ -78,10 +79,9 @@ class VisitingAdam:
                 if array is not host.image:
                     self._state.memory.register(array)
 
-    def step(self, unit: Unit, order: StepOrder, arrived: Mark) -> None:
-        """Step a unit whose gradients are on the host once a mark is reached."""
-        self._sharing.will_step(unit)
-        self._thread.give(lambda: self._step(unit, order, arrived))
+    def help_with(self, due: Due) -> None:
+        """Step units as long as some are due that may visit."""
+        self._thread.give(lambda: self._step_all(due))
 
     def wait(self) -> None:
         """Until everything given is done."""
@@ -89,6 +89,10 @@ class VisitingAdam:
 
     def close(self) -> None:
         self._thread.close()
+
+    def _step_all(self, due: Due) -> None:
+        while (step := due.take(visiting=True)) is not None:
+            self._step(step.unit, step.order, step.arrived)
 
     @torch.no_grad()
     def _step(self, unit: Unit, order: StepOrder, arrived: Mark) -> None:
