@@ -170,6 +170,7 @@ class StreamedTrainer(Trainer):
 
     def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
         began = time.perf_counter()
+        self._lanes.forget_times()
         fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
         rate = self._schedule.at(number)
         weight, tokens = float(fed.num_tokens), float(fed.num_tokens)
@@ -204,11 +205,11 @@ class StreamedTrainer(Trainer):
         if self._order is not None:  # units were stepped where they were
             self._use_what_is_left_of_the_device()
         self._timings = {
-            "step_s": time.perf_counter() - began,
-            "launched_s": launched - began,
-            "waited_for_weights_s": self._loader.waited_s - waited,
-            "optimizer_s": self._optimizer.busy_s - busy[0],
-            "visiting_s": self._visitor.busy_s - busy[1],
+            "step": time.perf_counter() - began,
+            "launch": launched - began,
+            "wait": self._loader.waited_s - waited,
+            "optimizer": self._optimizer.busy_s - busy[0],
+            "visits": self._visitor.busy_s - busy[1],
         }
         return StepResult(loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=norm, skipped=not finite)
 
@@ -261,8 +262,14 @@ class StreamedTrainer(Trainer):
             raise
 
     def timings(self) -> dict[str, float]:
-        """Seconds of the last step, and of the optimizer's thread meanwhile."""
-        return dict(self._timings)
+        """Seconds by term of the last step; they overlap.
+
+        Of the device: compute, link (the busier way, visits of the optimizer included). Of the host: optimizer, visits
+        (how long the device's steps took), launch (commanding the device), of which wait is for weights to be stepped.
+        """
+        lanes = self._lanes.seconds()
+        link = max(lanes["in"] + lanes["visit in"], lanes["out"] + lanes["visit out"])
+        return {**self._timings, "compute": lanes["compute"], "link": link}
 
     def tensors_alike(self) -> Iterable[Tensor]:
         self._settle()
@@ -338,7 +345,7 @@ class StreamedTrainer(Trainer):
         self._passes.forget()
         told = str(error).partition("\n")[0]
         return TrainError(
-            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens do not fit {self.device} at a time "
+            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens do not fit {self.device} at once "
             f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on "
             "the host (--offload-activations), or shorten sequences; the last commit is kept"
         )

@@ -114,7 +114,7 @@ class VisitingAdam:
             array[:size] for array in (slot.weights, slot.mean, slot.square, slot.gradients)
         )
         lanes.wait("visit in", slot.free)
-        with lanes.on("visit in"):
+        with lanes.on("visit in"), lanes.timed("visit in"):
             gradients.copy_(self._gradients.units[unit.index][part], non_blocking=True)
             weights.copy_(host.weights[part], non_blocking=True)
             mean.copy_(host.mean[part], non_blocking=True)
@@ -125,7 +125,7 @@ class VisitingAdam:
             image = weights.to(host.image.dtype) if host.image is not host.weights else None
             stepped = lanes.mark("visit")
         lanes.wait("visit out", stepped)
-        with lanes.on("visit out"):
+        with lanes.on("visit out"), lanes.timed("visit out"):
             if image is not None:
                 host.image[part].copy_(image, non_blocking=True)
                 if image.is_cuda:
