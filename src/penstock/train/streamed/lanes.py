@@ -71,7 +71,7 @@ class Lanes:
         for lane, spans in self._spans.items():
             told[lane] = 0.0
             for span in list(spans):
-                if isinstance(span, float):
+                if not isinstance(span, tuple):
                     told[lane] += span
                 elif span[1].query():
                     told[lane] += span[0].elapsed_time(span[1]) / 1e3
