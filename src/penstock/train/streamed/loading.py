@@ -60,7 +60,7 @@ class Loader:
         self._lanes = lanes
         self._until_stepped = until_stepped
         dtype = state.units[0].image.dtype
-        self._free = deque(_Slot(torch.zeros(size, dtype=dtype, device=lanes.device)) for _ in range(slots))
+        self._free = deque(self._new_slot(size, dtype) for _ in range(slots))
         self._edge_free: deque[_Slot] = deque()
         self.slots = slots
         self._wanted: deque[int] = deque()
@@ -124,12 +124,16 @@ class Loader:
         slot.free = mark
         (self._free if unit else self._edge_free).append(slot)
 
+    def _new_slot(self, size: int, dtype: torch.dtype) -> _Slot:
+        flat = torch.zeros(size, dtype=dtype, device=self._lanes.device)
+        return _Slot(flat, free=self._lanes.mark("compute"))  # where its zeros are, and what had this memory before
+
     def _slot_for(self, unit: int) -> _Slot | None:
         if unit:
             return self._free.popleft() if self._free else None
         if not self._edge_free:
             image = self._state.units[0].image
-            return _Slot(torch.zeros(len(image), dtype=image.dtype, device=self._lanes.device))
+            return self._new_slot(len(image), image.dtype)
         return self._edge_free.popleft()
 
     def _refuse_if_over(self) -> None:

@@ -44,7 +44,7 @@ def fused_adamw(
         [mean],
         [square],
         [],
-        [torch.tensor(float(order.number), device=weights.device)],
+        [torch.full((), float(order.number), device=weights.device)],  # made there: a copy would wait for the device
         lr=order.learning_rate,
         beta1=adam.beta1,
         beta2=adam.beta2,
@@ -52,7 +52,7 @@ def fused_adamw(
         eps=_EPSILON,
         amsgrad=False,
         maximize=False,
-        grad_scale=torch.tensor(1 / order.scale, device=weights.device) if order.scale != 1 else None,
+        grad_scale=torch.full((), 1 / order.scale, device=weights.device) if order.scale != 1 else None,
     )
 
 

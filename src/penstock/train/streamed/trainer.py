@@ -418,6 +418,7 @@ class StreamedTrainer(Trainer):
         self._visitor.close()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
             self._host.memory.close()
             for gradients in self._gradients:
                 gradients.memory.close()

@@ -142,7 +142,8 @@ class VisitingAdam:
         else:
             weights, mean, square = (torch.empty(self._piece, device=self._lanes.device) for _ in range(3))
             room = torch.empty(self._piece, dtype=gradients, device=self._lanes.device)
-            slot = _Slot(weights=weights, mean=mean, square=square, gradients=room)
+            free = self._lanes.mark("compute")  # which may be using this memory for what it had there before
+            slot = _Slot(weights=weights, mean=mean, square=square, gradients=room, free=free)
         self._slots.append(slot)
         return slot
 
