@@ -231,12 +231,12 @@ class Streamed(Contender):
     """Penstock's own."""
 
     def __init__(self, setup: Setup) -> None:
-        from penstock.train.streamed import StreamedTrainer  # pyright: ignore
+        from penstock.train.streamed import StreamedTrainer
 
         super().__init__(setup)
         model = make_model(setup).to("cpu")  # one weight at a time: the host never has two of all
         free_all()
-        self.trainer: Any = StreamedTrainer(
+        self.trainer = StreamedTrainer(
             model,
             schedule=Schedule(learning_rate=setup.learning_rate),
             adam=ADAM,
@@ -255,9 +255,7 @@ class Streamed(Contender):
         return dict(self.trainer.timings())
 
     def close(self) -> None:
-        closing = getattr(self.trainer, "close", None)
-        if closing is not None:
-            closing()
+        self.trainer.close()
         super().close()
 
 

@@ -1,7 +1,7 @@
 """Gradients as the device makes them: packed as their unit is laid out, measured, and sent to the host.
 
-Where a unit's gradients are made in several parts (parts of a batch, tiles of the vocabulary) they are added up in fp32;
-where they are made at once they are sent in the type they were made in, which loses nothing and halves the way.
+Where a unit's gradients are made in several parts (parts of a batch, tiles of the vocabulary) they are added up in
+fp32; where they are made at once they are sent in the type they were made in, which loses nothing and halves the way.
 """
 
 from __future__ import annotations

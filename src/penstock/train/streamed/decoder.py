@@ -5,8 +5,8 @@
     behind(states) ──► states as the head takes them        head(some of them) ──► logits
 
 Nothing of a model is written again here. Its own forward pass runs, with stand-ins in its layers' place that take down
-what they are called with; so masks by kind of layer, rotations, soft caps and scales are the model's own. What cannot be
-taken apart like this (layers that hand each other more than states) shows when the model is tried.
+what they are called with; so masks by kind of layer, rotations, soft caps and scales are the model's own. What cannot
+be taken apart like this (layers that hand each other more than states) shows when the model is tried.
 """
 
 from __future__ import annotations

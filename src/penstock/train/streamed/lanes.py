@@ -5,7 +5,9 @@ On the CPU there is one lane and nothing to wait for: copies are done when asked
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, get_args
 
 import torch
@@ -26,6 +28,8 @@ class Lanes:
         if device.type == "cuda":
             self._streams = {lane: torch.cuda.Stream(device) for lane in get_args(Lane)}
             self._streams["compute"] = torch.cuda.current_stream(device)
+        self._spans: dict[Lane, list[tuple[torch.cuda.Event, torch.cuda.Event] | float]] = {}
+        self.forget_times()
 
     def mark(self, lane: Lane) -> Mark:
         """Where a lane stands."""
@@ -44,10 +48,39 @@ class Lanes:
         """While inside, this thread's work goes to a lane."""
         return torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
 
+    @contextmanager
+    def timed(self, lane: Lane) -> Iterator[None]:
+        """What goes to a lane while inside counts as its time."""
+        if not self._streams:
+            began = time.perf_counter()
+            yield
+            self._spans[lane].append(time.perf_counter() - began)
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(self._streams[lane])
+        yield
+        end.record(self._streams[lane])
+        self._spans[lane].append((begin, end))
+
+    def forget_times(self) -> None:
+        self._spans = {lane: [] for lane in get_args(Lane)}
+
+    def seconds(self) -> dict[Lane, float]:
+        """How long each lane was at work since times were forgotten; what is not done yet does not count."""
+        told: dict[Lane, float] = {}
+        for lane, spans in self._spans.items():
+            told[lane] = 0.0
+            for span in list(spans):
+                if not isinstance(span, tuple):
+                    told[lane] += span
+                elif span[1].query():
+                    told[lane] += span[0].elapsed_time(span[1]) / 1e3
+        return told
+
     def copy(self, lane: Lane, target: Tensor, source: Tensor, *, after: Mark = None) -> Mark:
         """Copy in a lane's order, behind a mark; returns the mark behind it."""
         self.wait(lane, after)
-        with self.on(lane), torch.no_grad():
+        with self.on(lane), self.timed(lane), torch.no_grad():
             target.copy_(source, non_blocking=True)
         return self.mark(lane)
 

@@ -61,7 +61,7 @@ class Loader:
         self._lanes = lanes
         self._until_stepped = until_stepped
         dtype = state.units[0].image.dtype
-        self._free = deque(_Slot(torch.zeros(size, dtype=dtype, device=lanes.device)) for _ in range(slots))
+        self._free = deque(self._new_slot(size, dtype) for _ in range(slots))
         self._edge_free: deque[_Slot] = deque()
         self.slots = slots
         self._wanted: deque[int] = deque()
@@ -84,7 +84,7 @@ class Loader:
             self._changed.notify_all()
 
     def get(self, unit: int) -> Tensor:
-        """A unit on the device, as long as it is not released; the computing lane waits for it, this thread for little."""
+        """A unit on the device, until it is released; the computing lane waits for it, this thread for little."""
         with self._changed:
             if unit not in self._loaded:
                 began = time.perf_counter()
@@ -131,12 +131,16 @@ class Loader:
         slot.free = mark
         (self._free if unit else self._edge_free).append(slot)
 
+    def _new_slot(self, size: int, dtype: torch.dtype) -> _Slot:
+        flat = torch.zeros(size, dtype=dtype, device=self._lanes.device)
+        return _Slot(flat, free=self._lanes.mark("compute"))  # where its zeros are, and what had this memory before
+
     def _slot_for(self, unit: int) -> _Slot | None:
         if unit:
             return self._free.popleft() if self._free else None
         if not self._edge_free:
             image = self._state.units[0].image
-            return _Slot(torch.zeros(len(image), dtype=image.dtype, device=self._lanes.device))
+            return self._new_slot(len(image), image.dtype)
         return self._edge_free.popleft()
 
     def _refuse_if_over(self) -> None:
@@ -165,7 +169,7 @@ class Loader:
                     if forgotten != self._forgotten:
                         self._put_back(index, slot.ready)
                     self._changed.notify_all()
-        except BaseException as error:  # handed to whoever asks for a unit
+        except BaseException as error:  # noqa: BLE001 - handed to whoever asks for a unit
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()

@@ -1,11 +1,11 @@
-"""Whether a model that was taken apart still computes what it is: tried once, on a few tokens, before anything is learned.
+"""Whether a model that was taken apart still computes what it is: tried on a few tokens, before anything is learned.
 
     the passes of training, on the device        ──► loss and gradients, in host memory
     the whole model, in fp32 on the CPU          ──► loss, and gradients one parameter at a time, compared and let go
     a run in bf16: the model taken apart in fp32 ──► the same, on samples of gradients: what bf16 would round away
 
-The reference computes with the host's own fp32 weights, so there is no second copy of them, and no gradient outlives its
-comparison. Sequences hold several documents, padding, and one document alone: all ways that attention is asked for.
+The whole model computes with the host's own fp32 weights, so there is no second copy of them, and no gradient outlives
+its comparison. Sequences hold several documents, padding, and one document alone: all ways attention is asked for.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _OF_PARAMETER: dict[Precision, float] = {"fp32": 1e-4, "bf16": 0.25}
 _WITH_EXPERTS = 0.75
 """The same in bf16 where tokens choose experts: rounding sends some to others."""
 _AT_LEAST: dict[Precision, float] = {"fp32": 1e-3, "bf16": 0.2}
-"""Gradients smaller than this part of all gradients (in bf16: of their unit's) count as this large: some are nothing but
-rounding, as those of keys' biases."""
+"""Gradients smaller than this part of all gradients (in bf16: of their unit's) count as this large: some are rounding
+and nothing else, as those of keys' biases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,8 @@ class Passes:
         total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
         errors: list[Tensor] = []
         for part, rows in enumerate(parts):
-            loss, error = self._head(states[part], batch, rows, weight)
+            with self._lanes.timed("compute"):
+                loss, error = self._head(states[part], batch, rows, weight)
             total += loss
             errors.append(error)
         self._backward(errors, befores)
@@ -134,7 +135,7 @@ class Passes:
             for part, before in enumerate(befores):
                 if kept:
                     self._boundaries.keep(layer, part, states[part])
-                with self._dice.noted(layer * len(parts) + part):
+                with self._lanes.timed("compute"), self._dice.noted(layer * len(parts) + part):
                     states[part] = self._decoder.layer(layer, states[part], before.calls[layer])
             if layer + 1 not in stays:  # the last ones are the first to be wanted again
                 self._release(layer + 1)
@@ -172,16 +173,20 @@ class Passes:
             self._bind(unit.index)
             self._collector.begin(unit, self._own_gradients(unit.index))
             self._boundaries.expect(layer - 1)
-            for part, before in enumerate(befores):
-                states = self._boundaries.take(layer, part).detach().requires_grad_()
-                with self._dice.as_noted(layer * len(befores) + part), torch.enable_grad():
-                    after = self._decoder.layer(layer, states, before.calls[layer])
-                torch.autograd.backward(after, errors[part])
-                assert states.grad is not None
-                errors[part] = states.grad
-                del states, after
-                self._collector.add(unit)
+            with self._lanes.timed("compute"):
+                for part, before in enumerate(befores):
+                    errors[part] = self._layer_back(layer, part, errors[part], before, len(befores))
             self._end(unit)
+
+    def _layer_back(self, layer: int, part: int, error: Tensor, before: Before, parts: int) -> Tensor:
+        """Compute a layer again and go back through it; returns the gradient by the states before it."""
+        states = self._boundaries.take(layer, part).detach().requires_grad_()
+        with self._dice.as_noted(layer * parts + part), torch.enable_grad():
+            after = self._decoder.layer(layer, states, before.calls[layer])
+        torch.autograd.backward(after, error)
+        assert states.grad is not None
+        self._collector.add(self._units[layer + 1])
+        return states.grad
 
     def _end(self, unit: Unit) -> None:
         self._release(unit.index)

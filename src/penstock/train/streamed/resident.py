@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
+from penstock.train.streamed.due import StepOrder
 from penstock.train.streamed.halves import joined, split
 from penstock.train.streamed.host import HostUnit
 from penstock.train.streamed.layout import Unit
-from penstock.train.streamed.stepping import StepOrder, fused_adamw
+from penstock.train.streamed.stepping import fused_adamw
 
-_PIECE = 1 << 23
+_PIECE = 1 << 26
 """Numbers stepped at a time: as many weights and gradients are made fp32."""
 
 

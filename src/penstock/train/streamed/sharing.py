@@ -1,8 +1,8 @@
 """The ranks of one machine, which hold one copy of the weights together; several machines hold the same.
 
-Every unit is cut into as many shares as the machine has ranks. A rank steps its share of each, once the gradients of all
-ranks of the machine have arrived, added up over machines where there are several. Who has got how far stands in memory
-that all of them see; whoever waits for another looks, now and then, whether it lives.
+Every unit is cut into as many shares as the machine has ranks. A rank steps its share of each, once the gradients of
+all ranks of the machine have arrived, added up over machines where there are several. Who has got how far stands in
+memory that all of them see; whoever waits for another looks, now and then, whether it lives.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class Sharing:
         self._changed = threading.Condition()
         self._will = np.zeros(num_units, np.int64)
         self._taken = np.zeros(num_units, np.int64)
-        self._across: dist.ProcessGroup | None = None
+        self._across: Any = None
         if self.world == 1:
             self._progress = np.zeros((2, 1, num_units), np.int64)
             return
@@ -69,7 +70,7 @@ class Sharing:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def shared_file(self, num_bytes: int) -> int | None:
-        """A memory file that all ranks of this machine have open, made by the first of them; None where there is one."""
+        """A memory file that all ranks of this machine have open, made by the first of them; None for a rank alone."""
         if self.world == 1:
             return None
         mine = memory_file(num_bytes) if self.local_rank == 0 else -1

@@ -9,32 +9,21 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
 from penstock.train.streamed.background import Background
+from penstock.train.streamed.due import Due, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.sharing import Sharing
 
-_PIECE = 1 << 22
-"""Numbers stepped at a time: gradients made fp32 for it stay in the processor's cache."""
+_PIECE = 1 << 24
+"""Numbers stepped at a time: gradients made fp32 for it may stay in the processor's cache."""
 _EPSILON = 1e-8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOrder:
-    """How to step."""
-
-    number: int
-    """Of steps this weight has seen, with this one."""
-    learning_rate: float
-    scale: float
-    """What gradients are multiplied by first."""
 
 
 @torch.no_grad()
@@ -55,7 +44,7 @@ def fused_adamw(
         [mean],
         [square],
         [],
-        [torch.tensor(float(order.number), device=weights.device)],
+        [torch.full((), float(order.number), device=weights.device)],  # made there: a copy would wait for the device
         lr=order.learning_rate,
         beta1=adam.beta1,
         beta2=adam.beta2,
@@ -63,7 +52,7 @@ def fused_adamw(
         eps=_EPSILON,
         amsgrad=False,
         maximize=False,
-        grad_scale=torch.tensor(1 / order.scale, device=weights.device) if order.scale != 1 else None,
+        grad_scale=torch.full((), 1 / order.scale, device=weights.device) if order.scale != 1 else None,
     )
 
 
@@ -105,10 +94,9 @@ class HostAdam:
         """The gradients of a unit are here, once a mark is reached; all ranks give units in the same order."""
         self._thread.give(lambda: self._sum(unit, arrived))
 
-    def step(self, unit: Unit, order: StepOrder) -> None:
-        """Step a unit, after everything given before."""
-        self._sharing.will_step(unit)
-        self._thread.give(lambda: self._step(unit, order))
+    def help_with(self, due: Due, most: int) -> None:
+        """Step units while some are due, after everything given before; no more than `most`, whose sums are made."""
+        self._thread.give(lambda: self._step_some(due, most))
 
     def norm_squared(self) -> float:
         """Of this rank's shares of all gradients taken since last asked; waits for them."""
@@ -138,6 +126,14 @@ class HostAdam:
                 part.add_(other.units[unit.index][there])
         self._sharing.sum_over_hosts(total)
         self._norm_squared += float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
+
+    def _step_some(self, due: Due, most: int) -> None:
+        for _ in range(most):
+            step = due.take(visiting=False)
+            if step is None:
+                return
+            wait_on_host(step.arrived)
+            self._step(step.unit, step.order)
 
     @torch.no_grad()
     def _step(self, unit: Unit, order: StepOrder) -> None:

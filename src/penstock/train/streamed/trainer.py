@@ -13,6 +13,7 @@ the other.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -31,6 +32,7 @@ from penstock.train.schedule import Schedule
 from penstock.train.streamed.boundaries import Boundaries
 from penstock.train.streamed.collecting import Collector
 from penstock.train.streamed.decoder import Decoder
+from penstock.train.streamed.due import Due, DueStep, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
@@ -39,11 +41,14 @@ from penstock.train.streamed.parity import PARTS, Whole, require_parity, small_b
 from penstock.train.streamed.passes import Passes
 from penstock.train.streamed.resident import Resident
 from penstock.train.streamed.sharing import Sharing
-from penstock.train.streamed.stepping import HostAdam, StepOrder
+from penstock.train.streamed.stepping import HostAdam
 from penstock.train.streamed.visiting import VisitingAdam
 from penstock.train.trainer import OnNan, Precision, State, StepResult, Together, Trainer
 
 _SLOTS = 3
+_SWITCH_S = 2e-4
+"""How long a thread may keep others from Python: those that step and load have little to say, and must not wait long
+behind the one that commands the device."""
 _SPARE_BYTES = 640 << 20
 """Of a budget, left for what is not ours to count: CUDA's own, and gaps between allocations."""
 
@@ -113,6 +118,8 @@ class StreamedTrainer(Trainer):
         self._sharing = Sharing(ranks, len(self.units))
         self._budget = _budget_bytes(self.device, gpu_budget_gib)
         self._open(decoder, offload_activations)
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
 
     def _open(self, decoder: Decoder, offload_activations: bool) -> None:
         pinned, image = self.device.type == "cuda", torch.bfloat16 if self._precision == "bf16" else torch.float32
@@ -129,6 +136,7 @@ class StreamedTrainer(Trainer):
         self._optimizer = HostAdam(self.units, self._host, self._gradients, self._sharing, self._adam)
         self._visitor = VisitingAdam(self._host, own, self._sharing, self._adam, self._lanes)
         self._visiting: set[int] = set()
+        self._due = Due()
         self._arrived: dict[int, Mark] = {}
         largest = max(unit.size for unit in self.units[1:])
         until = self._sharing.until_stepped
@@ -169,6 +177,7 @@ class StreamedTrainer(Trainer):
     def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
         self._require_whole()
         began = time.perf_counter()
+        self._lanes.forget_times()
         fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
         rate = self._schedule.at(number)
         weight, tokens = float(fed.num_tokens), float(fed.num_tokens)
@@ -205,11 +214,11 @@ class StreamedTrainer(Trainer):
         if self._order is not None:  # units were stepped where they were
             self._use_what_is_left_of_the_device()
         self._timings = {
-            "step_s": time.perf_counter() - began,
-            "launched_s": launched - began,
-            "waited_for_weights_s": self._loader.waited_s - waited,
-            "optimizer_s": self._optimizer.busy_s - busy[0],
-            "visiting_s": self._visitor.busy_s - busy[1],
+            "step": time.perf_counter() - began,
+            "launch": launched - began,
+            "wait": self._loader.waited_s - waited,
+            "optimizer": self._optimizer.busy_s - busy[0],
+            "visits": self._visitor.busy_s - busy[1],
         }
         return StepResult(loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=norm, skipped=not finite)
 
@@ -267,13 +276,18 @@ class StreamedTrainer(Trainer):
         self._arrived[unit.index] = arrived
         self._optimizer.take(unit, arrived)
         if self._order is not None:
-            self._step_unit(unit, self._order)
+            self._make_due([unit], self._order)
 
-    def _step_unit(self, unit: Unit, order: StepOrder) -> None:
-        if unit.index in self._visiting:
-            self._visitor.step(unit, order, self._arrived[unit.index])
-        else:
-            self._optimizer.step(unit, order)
+    def _make_due(self, units: list[Unit], order: StepOrder) -> None:
+        """Have units stepped, in this order, by whoever is free first."""
+        for unit in units:
+            self._sharing.will_step(unit)
+            may_visit = unit.index in self._visiting
+            arrived = self._arrived.get(unit.index)
+            self._due.put(DueStep(unit=unit, order=order, arrived=arrived, may_visit=may_visit))
+        self._optimizer.help_with(self._due, len(units))
+        if self._visiting:
+            self._visitor.help_with(self._due)
 
     def _found(self, total: Tensor) -> tuple[float, float]:
         """The loss and the norm of all gradients; the step's one wait for the device."""
@@ -288,12 +302,11 @@ class StreamedTrainer(Trainer):
         self._steps += 1
         scale = min(1.0, self._max_grad_norm / (norm + 1e-6)) if self._max_grad_norm else 1.0
         order = StepOrder(number=self._steps, learning_rate=rate, scale=scale)
-        for unit in self.units:
-            resident = self._passes.residents.get(unit.index)
-            if resident is not None:
-                resident.step(order, self._adam)
-            elif self._order is None:
-                self._step_unit(unit, order)
+        residents = self._passes.residents
+        if self._order is None:
+            self._make_due([unit for unit in self.units if unit.index not in residents], order)
+        for resident in residents.values():
+            resident.step(order, self._adam)
 
     def loss_sum(self, batch: DeviceBatch) -> Tensor:
         try:
@@ -303,8 +316,14 @@ class StreamedTrainer(Trainer):
             raise
 
     def timings(self) -> dict[str, float]:
-        """Seconds of the last step, and of the optimizer's thread meanwhile."""
-        return dict(self._timings)
+        """Seconds by term of the last step; they overlap.
+
+        Of the device: compute, link (the busier way, visits of the optimizer included). Of the host: optimizer, visits
+        (how long the device's steps took), launch (commanding the device), of which wait is for weights to be stepped.
+        """
+        lanes = self._lanes.seconds()
+        link = max(lanes["in"] + lanes["visit in"], lanes["out"] + lanes["visit out"])
+        return {**self._timings, "compute": lanes["compute"], "link": link}
 
     def tensors_alike(self) -> Iterable[Tensor]:
         self._settle()
@@ -343,19 +362,17 @@ class StreamedTrainer(Trainer):
                 break
             left -= need
             count += 1
-        self.use_device(count, range(count + 1, len(self.units), 2))
+        self.use_device(count, range(max(1, count), len(self.units)))
         torch.cuda.empty_cache()
 
     def use_device(self, residents: int, visiting: Iterable[int] = ()) -> None:
-        """Keep the first units on the device, and let others visit it to be stepped; all others are the host's.
+        """Keep the first units on the device, and let others visit it to be stepped where the host is busy.
 
         Called with the gradients of a step on the host, or between steps.
         """
         visiting = set(visiting)
         if self._sharing.world > 1 and (residents or visiting):
-            raise ConfigError(
-                "units stay on a device, or visit it, only where there is one rank: gradients are summed first"
-            )
+            raise ConfigError("units stay on a device, or visit it, only where there is one rank")
         self._give_residents_back()
         if residents:
             self._loader.drop_edge()
@@ -385,15 +402,15 @@ class StreamedTrainer(Trainer):
         self._passes.forget()
         told = str(error).partition("\n")[0]
         return TrainError(
-            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens at a time do not fit {self.device} "
-            f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on the "
-            "host (--offload-activations), or shorten sequences; the last commit is kept"
+            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens do not fit {self.device} at once "
+            f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on "
+            "the host (--offload-activations), or shorten sequences; the last commit is kept"
         )
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: copy what is to outlive the next step."""
+        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: the next step changes them."""
         self._require_whole()
         self._settle()
         tensors: State = {}
@@ -453,11 +470,13 @@ class StreamedTrainer(Trainer):
 
     def close(self) -> None:
         """End the threads and let go of the device's hold on host memory."""
+        sys.setswitchinterval(self._switch_s)
         self._loader.close()
         self._optimizer.close()
         self._visitor.close()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
             self._host.memory.close()
             for gradients in self._gradients:
                 gradients.memory.close()

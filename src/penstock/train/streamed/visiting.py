@@ -19,11 +19,12 @@ from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
 from penstock.train.streamed.background import Background
+from penstock.train.streamed.due import Due, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.sharing import Sharing
-from penstock.train.streamed.stepping import StepOrder, fused_adamw
+from penstock.train.streamed.stepping import fused_adamw
 
 PIECE = 1 << 23
 """Numbers that visit at a time."""
@@ -78,10 +79,9 @@ class VisitingAdam:
                 if array is not host.image:
                     self._state.memory.register(array)
 
-    def step(self, unit: Unit, order: StepOrder, arrived: Mark) -> None:
-        """Step a unit whose gradients are on the host once a mark is reached."""
-        self._sharing.will_step(unit)
-        self._thread.give(lambda: self._step(unit, order, arrived))
+    def help_with(self, due: Due) -> None:
+        """Step units as long as some are due that may visit."""
+        self._thread.give(lambda: self._step_all(due))
 
     def wait(self) -> None:
         """Until everything given is done."""
@@ -89,6 +89,10 @@ class VisitingAdam:
 
     def close(self) -> None:
         self._thread.close()
+
+    def _step_all(self, due: Due) -> None:
+        while (step := due.take(visiting=True)) is not None:
+            self._step(step.unit, step.order, step.arrived)
 
     @torch.no_grad()
     def _step(self, unit: Unit, order: StepOrder, arrived: Mark) -> None:
@@ -110,7 +114,7 @@ class VisitingAdam:
             array[:size] for array in (slot.weights, slot.mean, slot.square, slot.gradients)
         )
         lanes.wait("visit in", slot.free)
-        with lanes.on("visit in"):
+        with lanes.on("visit in"), lanes.timed("visit in"):
             gradients.copy_(self._gradients.units[unit.index][part], non_blocking=True)
             weights.copy_(host.weights[part], non_blocking=True)
             mean.copy_(host.mean[part], non_blocking=True)
@@ -121,7 +125,7 @@ class VisitingAdam:
             image = weights.to(host.image.dtype) if host.image is not host.weights else None
             stepped = lanes.mark("visit")
         lanes.wait("visit out", stepped)
-        with lanes.on("visit out"):
+        with lanes.on("visit out"), lanes.timed("visit out"):
             if image is not None:
                 host.image[part].copy_(image, non_blocking=True)
                 if image.is_cuda:
@@ -138,7 +142,8 @@ class VisitingAdam:
         else:
             weights, mean, square = (torch.empty(self._piece, device=self._lanes.device) for _ in range(3))
             room = torch.empty(self._piece, dtype=gradients, device=self._lanes.device)
-            slot = _Slot(weights=weights, mean=mean, square=square, gradients=room)
+            free = self._lanes.mark("compute")  # which may be using this memory for what it had there before
+            slot = _Slot(weights=weights, mean=mean, square=square, gradients=room, free=free)
         self._slots.append(slot)
         return slot
 
