@@ -395,6 +395,8 @@ class StreamedTrainer(Trainer):
         """Have everything on the host up to date."""
         self._optimizer.wait()
         self._visitor.wait()
+        for unit in self.units:  # shares of other ranks too
+            self._sharing.until_stepped(unit)
         for resident in self._passes.residents.values():
             resident.give_back()
 
