@@ -48,8 +48,12 @@ _SLOTS = 3
 _SWITCH_S = 2e-4
 """How long a thread may keep others from Python: those that step and load have little to say, and must not wait long
 behind the one that commands the device."""
-_SPARE_BYTES = 640 << 20
-"""Of a budget, left for what is not ours to count: CUDA's own, and gaps between allocations."""
+_CONTEXT_BYTES = 920 << 20
+"""What CUDA itself takes of a budget: its context and its kernels."""
+_SPARE_BYTES = 192 << 20
+"""Of a budget, left for gaps between allocations."""
+_LOOKS = 2
+"""How often what is left of a budget is looked at: residents change where the peak of a step is."""
 
 
 class StreamedTrainer(Trainer):
@@ -102,7 +106,7 @@ class StreamedTrainer(Trainer):
         self._skips_in_a_row = 0
         self._steps = 0
         self._largest = (0, 0)
-        self._measured = False
+        self._looks_left = _LOOKS
         self._timings: dict[str, float] = {}
         self._order: StepOrder | None = None
         ranks = ranks or Ranks()
@@ -289,42 +293,49 @@ class StreamedTrainer(Trainer):
         if size[0] > self._largest[0] or size[1] > self._largest[1]:
             self._largest = max(size[0], self._largest[0]), max(size[1], self._largest[1])
             self._give_residents_back()
-            self._measured = False
+            self._looks_left = _LOOKS
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _use_what_is_left_of_the_device(self) -> None:
         """After gradients that showed what a batch of this size needs: units move there while the budget lasts."""
-        if self._measured or self._budget is None or self._sharing.world > 1:
+        if not self._looks_left or self._budget is None or self._sharing.world > 1:
             return
-        self._measured = True
+        self._looks_left -= 1
         left = self._budget - _SPARE_BYTES - torch.cuda.max_memory_allocated(self.device)
-        left -= VisitingAdam.num_bytes(self._gradient_dtype(self.units[1]))
-        count, image = 0, self._host.units[0].image.dtype
-        for unit in self.units:
+        count = len(self._passes.residents)
+        if not self._visiting:
+            left -= VisitingAdam.num_bytes(self._gradient_dtype(self.units[1]))
+        for unit in self.units[count:]:
             need = Resident.num_bytes(unit, self._gradient_dtype(unit))
             if unit.index == 0:
-                need -= unit.size * (image.itemsize + 4)  # all through a step it is there anyway
+                need -= unit.size * (self._host.units[0].image.itemsize + 4)  # all through a step it is there anyway
             if need > left:
                 break
             left -= need
             count += 1
-        self.use_device(count, range(max(1, count), len(self.units)))
-        torch.cuda.empty_cache()
+        if count > len(self._passes.residents) or not self._visiting:
+            self.use_device(count, range(max(1, count), len(self.units)))
+            torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     def use_device(self, residents: int, visiting: Iterable[int] = ()) -> None:
         """Keep the first units on the device, and let others visit it to be stepped where the host is busy.
 
         Called with the gradients of a step on the host, or between steps.
         """
-        self._give_residents_back()
+        self._settle()
+        kept = self._passes.residents
+        for index in [index for index in kept if index >= residents]:
+            del kept[index]
         if residents:
             self._loader.drop_edge()
             self._collector.drop_edge()
         own = self._gradients[self._sharing.local_rank]
         for unit in self.units[:residents]:
-            resident = Resident(unit, self._host.units[unit.index], self.device, self._gradient_dtype(unit))
-            resident.gradients.copy_(own.units[unit.index])
-            self._passes.residents[unit.index] = resident
+            if unit.index not in kept:
+                resident = Resident(unit, self._host.units[unit.index], self.device, self._gradient_dtype(unit))
+                resident.gradients.copy_(own.units[unit.index])
+                kept[unit.index] = resident
         self._visiting = set(visiting)
         for index in self._visiting:
             self._visitor.expect(self.units[index])
@@ -376,7 +387,7 @@ class StreamedTrainer(Trainer):
     @torch.no_grad()
     def load_state(self, tensors: State) -> None:
         self._give_residents_back()
-        self._measured = False
+        self._looks_left = _LOOKS
         self._loader.forget()
         own = {place.name: (unit, place) for unit in self.units for place in unit.places}
         buffers = dict(self._kept_buffers())
@@ -443,10 +454,13 @@ def _budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | N
         return None
     free, total = torch.cuda.mem_get_info(device)
     if gpu_budget_gib is None:
-        return int(0.92 * free)
+        return int(0.94 * free)
     if gpu_budget_gib * 2**30 > total:
         raise ConfigError(
             f"gpu_budget_gib={gpu_budget_gib:g} is more than the {total / 2**30:.0f} GiB of {device}: lower it"
         )
-    torch.cuda.set_per_process_memory_fraction(min(1.0, gpu_budget_gib * 2**30 / total), device)
-    return int(gpu_budget_gib * 2**30)
+    ours = int(gpu_budget_gib * 2**30) - _CONTEXT_BYTES
+    if ours <= 0:
+        raise ConfigError(f"gpu_budget_gib={gpu_budget_gib:g} is less than CUDA needs for itself: raise it above 1")
+    torch.cuda.set_per_process_memory_fraction(ours / total, device)
+    return ours
