@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable
+
+from penstock.errors import TrainError
+
+_LOOK_AROUND_S = 1.0
 
 
 class Background:
@@ -30,15 +35,18 @@ class Background:
         self._idle = idle
         self._on_failure = on_failure
         self._given = self._done = 0
+        self._closed = False
         self._changed = threading.Condition()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # an interpreter that ends while a kernel runs in a thread aborts
 
     def give(self, work: Callable[[], None]) -> None:
         """Something to do, after everything given before."""
         self._raise_failure()
+        self._require_running()
         self._given += 1
         self._work.put(work)
 
@@ -47,13 +55,20 @@ class Background:
         given = self._given
         with self._changed:
             while self._done < given and self._failure is None:
-                self._changed.wait()
+                self._require_running()
+                self._changed.wait(_LOOK_AROUND_S)
         self._raise_failure()
 
     def close(self) -> None:
         """End the thread, after what it was given."""
+        atexit.unregister(self.close)
+        self._closed = True
         self._work.put(None)
         self._thread.join(timeout=60)
+
+    def _require_running(self) -> None:
+        if self._closed or not self._thread.is_alive():
+            raise TrainError(f"the {self._thread.name} of a trainer that is closed is asked for")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -49,7 +49,12 @@ class Decoder:
         self._model = model
         self.lm: Any = model.lm
         self.layers = _find_layers(model.lm)
-        self._returns_tuple = self._how_layers_return()
+        self._returns_tuple = [False] * len(self.layers)
+        self._trunk: nn.Module = self.lm.base_model
+        """What the model calls for the states its head takes."""
+        self._output: Any = None
+        """Makes of states what the trunk returns."""
+        self._try_out()
 
     def units(self, world: int) -> list[Unit]:
         """The edge first, then the layers in their order."""
@@ -63,9 +68,7 @@ class Decoder:
             own = [(names[id(parameter)], parameter) for parameter in layer.parameters()]
             units.append(lay_out(number + 1, f"layer {number}", own, world))
         if sum(len(unit.places) for unit in units) != len(names):
-            raise ConfigError(
-                f"{self._kind} shares weights among its layers and cannot be streamed: leave --streamed away"
-            )
+            raise self._refusal("layers share weights")
         return units
 
     @property
@@ -84,11 +87,18 @@ class Decoder:
 
         with self._in_place_of_layers(note):
             self._base(batch, rows)
-        assert all(call is not None for call in calls), "a layer was not called"
+        return Before(states=states[0], calls=self._all_called(calls))
+
+    def _all_called(self, calls: list[Call | None]) -> list[Call]:
         found = [call for call in calls if call is not None]
+        if len(found) < len(calls):
+            raise self._refusal(f"layer {calls.index(None)} was not called")
         if torch.is_grad_enabled() and any(_learns(call) for call in found):
-            raise ConfigError(f"{self._kind} hands its layers more than states that is learned: it cannot be streamed")
-        return Before(states=states[0], calls=found)
+            raise self._refusal("its layers are handed more than states that is learned")
+        return found
+
+    def _refusal(self, why: str) -> ConfigError:
+        return ConfigError(f"{self._kind} cannot be streamed, {why}: leave --streamed away")
 
     def layer(self, number: int, states: Tensor, call: Call) -> Tensor:
         """One layer."""
@@ -107,15 +117,12 @@ class Decoder:
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of some states ``(1, tokens, width)``, with all the model does to them."""
-        from transformers.modeling_outputs import MoeModelOutputWithPast
-
-        base: nn.Module = self.lm.base_model
-        base.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=states)  # pyright: ignore
+        self._trunk.forward = lambda *_, **__: self._output(states)
         try:
             ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
             return self.lm(input_ids=ids, **self._model.options).logits
         finally:
-            del base.forward
+            del self._trunk.forward
 
     def _base(self, batch: DeviceBatch, rows: slice) -> Tensor:
         """The model without its head, on some sequences."""
@@ -138,22 +145,51 @@ class Decoder:
             for layer in self.layers:
                 layer.__dict__.pop("forward", None)
 
-    @torch.no_grad()
-    def _how_layers_return(self) -> list[bool]:
-        """Whether layers return states or a tuple that begins with them; tried on one token."""
-        found = [False] * len(self.layers)
+    def _try_out(self) -> None:
+        """See, on one token, how the model and its layers are called and what they return."""
+        ids = torch.zeros((1, 1), dtype=torch.long, device=next(self.lm.parameters()).device)
+        trunks: list[nn.Module] = []
+        inside = {module for layer in self.layers for module in layer.modules()}
+        around = [module for module in self.lm.base_model.modules() if module not in inside]
 
         def look(number: int, _: nn.Module, __: Any, output: Any) -> None:
-            found[number] = isinstance(output, tuple)
+            self._returns_tuple[number] = isinstance(output, tuple)
+
+        def meet(module: nn.Module, _: Any) -> None:
+            if any(own is self.layers[0] for own in module.modules()):
+                trunks.append(module)
+
+        def keep(module: nn.Module, _: Any, output: Any) -> None:
+            if trunks and module is trunks[0]:
+                self._output = (lambda states: (states,)) if isinstance(output, tuple) else _maker(type(output))
 
         hooks = [layer.register_forward_hook(partial(look, number)) for number, layer in enumerate(self.layers)]
+        hooks += [module.register_forward_pre_hook(meet) for module in around]
+        hooks += [module.register_forward_hook(keep) for module in around]
         try:
-            ids = torch.zeros((1, 1), dtype=torch.long, device=next(self.lm.parameters()).device)
-            self.lm.base_model(input_ids=ids, **self._model.options)
+            with torch.no_grad(), torch.random.fork_rng([]):  # a run draws what it would have drawn
+                self.lm(input_ids=ids, **self._model.options)
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise self._refusal(f"one token is too much for it ({error})") from error
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        if not trunks:
+            raise self._refusal("its layers are not called by a model of their own")
+        self._trunk = trunks[0]
+        calls: list[Call | None] = [None] * len(self.layers)
+
+        def note(number: int, states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            calls[number] = Call(args, kwargs)
+            return self._returned(number, states)
+
+        with self._in_place_of_layers(note), torch.enable_grad(), torch.random.fork_rng([]):
+            self.lm.base_model(input_ids=ids, **self._model.options)
+        self._all_called(calls)
+
+
+def _maker(kind: Any) -> Callable[[Tensor], Any]:
+    return lambda states: kind(last_hidden_state=states)
 
 
 def _with_states_first(act: Callable[..., Any], number: int, *args: Any, **kwargs: Any) -> Any:

@@ -61,17 +61,22 @@ class Unit:
 
 def lay_out(index: int, name: str, parameters: Iterable[tuple[str, nn.Parameter]], world: int) -> Unit:
     """Lay parameters out as a unit that `world` ranks can share."""
-    ordered = sorted(parameters, key=lambda named: named[1].ndim < 2)  # stable: otherwise in the model's own order
+    ordered = sorted(parameters, key=lambda named: not _decays(named[1]))  # stable: else in the model's own order
     places: list[Place] = []
     end = decaying = 0
     for own_name, parameter in ordered:
         places.append(Place(name=own_name, parameter=parameter, start=end))
         end = _up_to(places[-1].end, ALIGNMENT)
-        if parameter.ndim >= 2:
+        if _decays(parameter):
             decaying = end
     return Unit(
         index=index, name=name, places=tuple(places), decaying=decaying, size=_up_to(max(end, 1), ALIGNMENT * world)
     )
+
+
+def _decays(parameter: nn.Parameter) -> bool:
+    """Matrices do. What is not trained has gradients of 0, and stays what it is where nothing decays."""
+    return parameter.requires_grad and parameter.ndim >= 2
 
 
 def _up_to(number: int, multiple: int) -> int:

@@ -7,6 +7,7 @@ wanted:  layer 5, 6, 7, ... ──► stepped by now? ──► a free slot? ─
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
@@ -65,6 +66,8 @@ class Loader:
         self.slots = slots
         self._wanted: deque[int] = deque()
         self._loaded: dict[int, _Slot] = {}
+        self._forgotten = 0
+        """How often: what was on its way before is not wanted any more."""
         self._failure: BaseException | None = None
         self._closed = False
         self.waited_s = 0.0
@@ -72,6 +75,7 @@ class Loader:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="loader", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def expect(self, order: Iterable[int]) -> None:
         """Units that will be asked for, in this order."""
@@ -107,6 +111,7 @@ class Loader:
     def forget(self) -> None:
         """Nothing that was expected is wanted any more, and what was loaded may be out of date."""
         with self._changed:
+            self._forgotten += 1
             self._wanted.clear()
             mark = self._lanes.mark("compute")
             for unit in list(self._loaded):
@@ -114,6 +119,8 @@ class Loader:
             self._changed.notify_all()
 
     def close(self) -> None:
+        """End the thread; whoever asks for a unit from now on is refused."""
+        atexit.unregister(self.close)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -153,12 +160,14 @@ class Loader:
                             self._changed.wait()
                     if self._closed or slot is None:
                         return
-                    index = self._wanted.popleft()
+                    index, forgotten = self._wanted.popleft(), self._forgotten
                 self._until_stepped(self._units[index])
                 image = self._state.units[index].image
                 slot.ready = self._lanes.copy("in", slot.flat[: len(image)], image, after=slot.free)
                 with self._changed:
                     self._loaded[index] = slot
+                    if forgotten != self._forgotten:
+                        self._put_back(index, slot.ready)
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - handed to whoever asks for a unit
             with self._changed:

@@ -156,7 +156,10 @@ class Sharing:
                 )
 
     def _require_alive(self) -> None:
-        ended, _, _ = select.select(list(self._pids.values()), [], [], 0)
+        looking = select.poll()  # unlike select, of files of any number
+        for file in self._pids.values():
+            looking.register(file, select.POLLIN)
+        ended = {file for file, _ in looking.poll(0)}
         for pid, file in self._pids.items():
             if file in ended:
                 raise self._ranks.lost(f"process {pid} on this machine has ended")

@@ -94,9 +94,9 @@ class HostAdam:
         """The gradients of a unit are here, once a mark is reached; all ranks give units in the same order."""
         self._thread.give(lambda: self._sum(unit, arrived))
 
-    def help_with(self, due: Due) -> None:
-        """Step units as long as some are due, after everything given before."""
-        self._thread.give(lambda: self._step_all(due))
+    def help_with(self, due: Due, most: int) -> None:
+        """Step units while some are due, after everything given before; no more than `most`, whose sums are made."""
+        self._thread.give(lambda: self._step_some(due, most))
 
     def norm_squared(self) -> float:
         """Of this rank's shares of all gradients taken since last asked; waits for them."""
@@ -127,8 +127,12 @@ class HostAdam:
         self._sharing.sum_over_hosts(total)
         self._norm_squared += float(torch.linalg.vector_norm(total, dtype=torch.float64)) ** 2
 
-    def _step_all(self, due: Due) -> None:
-        while (step := due.take(visiting=False)) is not None:
+    def _step_some(self, due: Due, most: int) -> None:
+        for _ in range(most):
+            step = due.take(visiting=False)
+            if step is None:
+                return
+            wait_on_host(step.arrived)
             self._step(step.unit, step.order)
 
     @torch.no_grad()

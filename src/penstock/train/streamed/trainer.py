@@ -34,9 +34,10 @@ from penstock.train.streamed.collecting import Collector
 from penstock.train.streamed.decoder import Decoder
 from penstock.train.streamed.due import Due, DueStep, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
-from penstock.train.streamed.lanes import Lanes, Mark
+from penstock.train.streamed.lanes import Lanes, Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.loading import Loader
+from penstock.train.streamed.parity import PARTS, Whole, require_parity, small_batch, unchanging
 from penstock.train.streamed.passes import Passes
 from penstock.train.streamed.resident import Resident
 from penstock.train.streamed.sharing import Sharing
@@ -95,7 +96,8 @@ class StreamedTrainer(Trainer):
         self.device = device or torch.device("cpu")
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.model = model
+        self.model: CausalLM = model
+        self._lm: Any = model.lm
         self._adam = adam or AdamSettings()
         self._schedule = schedule
         self._accumulation = accumulation
@@ -107,10 +109,14 @@ class StreamedTrainer(Trainer):
         self._steps = 0
         self._largest = (0, 0)
         self._looks_left = _LOOKS
+        self._torn = False
+        """Whether a step has failed that had stepped some units already."""
         self._timings: dict[str, float] = {}
         self._order: StepOrder | None = None
-        ranks = ranks or Ranks()
-        decoder = Decoder(model)
+        self._checking: list[Mark] | None = None
+        """Where the marks of gradients go that are only looked at."""
+        self._ranks = ranks = ranks or Ranks()
+        self._decoder = decoder = Decoder(model)
         self.units = decoder.units(ranks.local_world)
         self._lanes = Lanes(self.device)
         self._sharing = Sharing(ranks, len(self.units))
@@ -173,6 +179,7 @@ class StreamedTrainer(Trainer):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch | DeviceBatch, number: int, together: Together | None = None) -> StepResult:
+        self._require_whole()
         began = time.perf_counter()
         self._lanes.forget_times()
         fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
@@ -186,6 +193,7 @@ class StreamedTrainer(Trainer):
         self._order = None
         if self._steps_at_once:
             self._order = StepOrder(number=self._steps + 1, learning_rate=rate, scale=1.0)
+            self._torn = True  # until all of them are
         busy, waited = (self._optimizer.busy_s, self._visitor.busy_s), self._loader.waited_s
         try:
             total = self._passes.learn(fed, parts, max(1.0, weight))
@@ -206,6 +214,7 @@ class StreamedTrainer(Trainer):
             self._skips_in_a_row = 0
         else:
             self._refuse(fed, number, found, norm)
+        self._torn = False
         if self._order is not None:  # units were stepped where they were
             self._use_what_is_left_of_the_device()
         self._timings = {
@@ -217,12 +226,57 @@ class StreamedTrainer(Trainer):
         }
         return StepResult(loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=norm, skipped=not finite)
 
+    def _require_whole(self) -> None:
+        if self._torn:
+            raise TrainError(
+                "a step has failed when some layers had learned and others had not: run the same command again to go "
+                "on from the last commit"
+            )
+
     @property
     def _steps_at_once(self) -> bool:
         """Whether units are stepped as their gradients arrive: only where nothing about the whole has to be known."""
         return not self._max_grad_norm and self._on_nan == "stop"
 
+    def check_parity(self) -> None:
+        """Refuse to train a model that computes something else streamed than as a whole; all ranks at the same time.
+
+        Rank 0 computes a few tokens both ways, between steps; weights, moments and random numbers stay what they are.
+        """
+        self._settle()
+        self._ranks.from_first(self._compare_with_whole)
+
+    def _compare_with_whole(self) -> dict[str, Any]:
+        fed = small_batch(self.model, self.device)
+        kind, self._checking = str(self._lm.config.model_type), []
+        try:
+            with unchanging(self._lm, self.device):
+                loss = float(self._passes.learn(fed, PARTS, float(fed.num_tokens)))
+                for mark in self._checking:
+                    wait_on_host(mark)
+                whole = Whole(self.model, self.units, self._host)
+                with whole.at_hand():
+                    found = whole.compared_with(self._gradients_of)
+                    parts = whole.compared_with_parts(self._decoder) if self._precision != "fp32" else None
+        finally:
+            self._checking = None
+            self._passes.forget()
+        decay = self._adam.weight_decay
+        require_parity(kind, self._precision, loss, whole.loss, found, weight_decay=decay)
+        if parts is not None:
+            require_parity(kind, "fp32", parts[0], whole.loss, parts[1], weight_decay=decay)
+        return {}
+
+    def _gradients_of(self, unit: Unit) -> Tensor:
+        """Those this rank made last."""
+        resident = self._passes.residents.get(unit.index)
+        own = self._gradients[self._sharing.local_rank]
+        return own.units[unit.index] if resident is None else resident.gradients
+
     def _on_gradients(self, unit: Unit, arrived: Mark) -> None:
+        if self._checking is not None:
+            self._checking.append(arrived)
+            return
         self._arrived[unit.index] = arrived
         self._optimizer.take(unit, arrived)
         if self._order is not None:
@@ -235,7 +289,7 @@ class StreamedTrainer(Trainer):
             may_visit = unit.index in self._visiting
             arrived = self._arrived.get(unit.index)
             self._due.put(DueStep(unit=unit, order=order, arrived=arrived, may_visit=may_visit))
-        self._optimizer.help_with(self._due)
+        self._optimizer.help_with(self._due, len(units))
         if self._visiting:
             self._visitor.help_with(self._due)
 
@@ -323,6 +377,9 @@ class StreamedTrainer(Trainer):
 
         Called with the gradients of a step on the host, or between steps.
         """
+        visiting = set(visiting)
+        if self._sharing.world > 1 and (residents or visiting):
+            raise ConfigError("units stay on a device, or visit it, only where there is one rank")
         self._settle()
         kept = self._passes.residents
         for index in [index for index in kept if index >= residents]:
@@ -336,7 +393,7 @@ class StreamedTrainer(Trainer):
                 resident = Resident(unit, self._host.units[unit.index], self.device, self._gradient_dtype(unit))
                 resident.gradients.copy_(own.units[unit.index])
                 kept[unit.index] = resident
-        self._visiting = set(visiting)
+        self._visiting = visiting
         for index in self._visiting:
             self._visitor.expect(self.units[index])
 
@@ -365,6 +422,7 @@ class StreamedTrainer(Trainer):
 
     def state(self) -> State:
         """Everything, by the names `Trainer` uses. Tensors are the trainer's own: the next step changes them."""
+        self._require_whole()
         self._settle()
         tensors: State = {}
         for unit, host in zip(self.units, self._host.units, strict=True):
@@ -388,6 +446,7 @@ class StreamedTrainer(Trainer):
     def load_state(self, tensors: State) -> None:
         self._give_residents_back()
         self._looks_left = _LOOKS
+        self._torn = False
         self._loader.forget()
         own = {place.name: (unit, place) for unit in self.units for place in unit.places}
         buffers = dict(self._kept_buffers())
@@ -444,7 +503,7 @@ class StreamedTrainer(Trainer):
     def _in_optimizer_order(self) -> list[tuple[int, str]]:
         """Units and names of parameters as torch's optimizer numbers them: matrices first, in the model's order."""
         where = {place.name: unit.index for unit in self.units for place in unit.places}
-        named = list(self.model.network.named_parameters())
+        named = [(name, p) for name, p in self.model.network.named_parameters() if p.requires_grad]
         ordered = [(name, p) for name, p in named if p.ndim >= 2] + [(name, p) for name, p in named if p.ndim < 2]
         return [(where[name], name) for name, _ in ordered]
 
