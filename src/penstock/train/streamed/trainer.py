@@ -196,7 +196,7 @@ class StreamedTrainer(Trainer):
             self._torn = True  # until all of them are
         busy, waited = (self._optimizer.busy_s, self._visitor.busy_s), self._loader.waited_s
         try:
-            total = self._passes.learn(fed, parts, max(1.0, weight))
+            total = self._learn_all(fed, parts, max(1.0, weight))
             launched = time.perf_counter()
             found, norm = self._found(total)
         except torch.OutOfMemoryError as error:
@@ -225,6 +225,21 @@ class StreamedTrainer(Trainer):
             "visits": self._visitor.busy_s - busy[1],
         }
         return StepResult(loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=norm, skipped=not finite)
+
+    def _learn_all(self, batch: DeviceBatch, parts: list[slice], weight: float) -> Tensor:
+        """Make gradients; where memory is short for a batch that fitted before (it has gaps), with fewer residents."""
+        try:
+            return self._passes.learn(batch, parts, weight)
+        except torch.OutOfMemoryError:
+            if self._budget is None or not self._passes.residents or self._order is not None:
+                raise
+        self._passes.forget()
+        self._budget -= 2 * max(Resident.num_bytes(unit, self._gradient_dtype(unit)) for unit in self.units[1:])
+        self._give_residents_back()
+        self._looks_left = _LOOKS
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return self._passes.learn(batch, parts, weight)
 
     def _require_whole(self) -> None:
         if self._torn:
