@@ -16,12 +16,13 @@ import math
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.errors import CheckpointError, ConfigError, TrainError
+from penstock.errors import ConfigError, TrainError
 from penstock.feed import Batch
 from penstock.train.device_batch import DeviceBatch, to_device
 from penstock.train.models import Learner
@@ -41,17 +42,20 @@ from penstock.train.streamed.parity import PARTS, Whole, require_parity, small_b
 from penstock.train.streamed.passes import Passes
 from penstock.train.streamed.resident import Resident
 from penstock.train.streamed.sharing import Sharing
+from penstock.train.streamed.sizes import parameters_at_work
+from penstock.train.streamed.speeds import peak_flops
+from penstock.train.streamed.states import HostStates, parts_from_first
 from penstock.train.streamed.stepping import HostAdam
 from penstock.train.streamed.visiting import VisitingAdam
-from penstock.train.trainer import OnNan, Precision, State, StepResult, Together, Trainer
+from penstock.train.trainer import First, OnNan, Precision, State, StepResult, Together, Trainer
 
-_SLOTS = 3
+SLOTS = 3
 _SWITCH_S = 2e-4
 """How long a thread may keep others from Python: those that step and load have little to say, and must not wait long
 behind the one that commands the device."""
 _CONTEXT_BYTES = 920 << 20
 """What CUDA itself takes of a budget: its context and its kernels."""
-_SPARE_BYTES = 192 << 20
+SPARE_BYTES = 192 << 20
 """Of a budget, left for gaps between allocations."""
 _LOOKS = 2
 """How often what is left of a budget is looked at: residents change where the peak of a step is."""
@@ -120,7 +124,12 @@ class StreamedTrainer(Trainer):
         self.units = decoder.units(ranks.local_world)
         self._lanes = Lanes(self.device)
         self._sharing = Sharing(ranks, len(self.units))
-        self._budget = _budget_bytes(self.device, gpu_budget_gib)
+        self._budget = budget_bytes(self.device, gpu_budget_gib)
+        if gpu_budget_gib is not None and self._budget is not None:
+            whole = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self._budget / whole), self.device)
+        peak = peak_flops(self.device, precision)
+        self._token_s = 6 * parameters_at_work(decoder.lm) / (peak * ranks.world) if peak else None
         self._open(decoder, offload_activations)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
@@ -129,6 +138,7 @@ class StreamedTrainer(Trainer):
         pinned, image = self.device.type == "cuda", torch.bfloat16 if self._precision == "bf16" else torch.float32
         size = HostState.num_bytes(self.units, image)
         self._host = HostState(self.units, image_dtype=image, file=self._sharing.shared_file(size), pinned=pinned)
+        self._states = HostStates(self.model.network, self.units, self._host)
         self._take_weights()
         dtype_of = self._gradient_dtype
         files = self._sharing.files_of_all(HostGradients.num_bytes(self.units, dtype_of))
@@ -144,7 +154,7 @@ class StreamedTrainer(Trainer):
         self._arrived: dict[int, Mark] = {}
         largest = max(unit.size for unit in self.units[1:])
         until = self._sharing.until_stepped
-        self._loader = Loader(self.units, self._host, self._lanes, until, slots=_SLOTS, size=largest)
+        self._loader = Loader(self.units, self._host, self._lanes, until, slots=SLOTS, size=largest)
         self._collector = Collector(self.units, own, self._lanes, slots=2)
         self._passes = Passes(
             decoder,
@@ -224,7 +234,14 @@ class StreamedTrainer(Trainer):
             "optimizer": self._optimizer.busy_s - busy[0],
             "visits": self._visitor.busy_s - busy[1],
         }
-        return StepResult(loss=found, num_tokens=int(tokens), learning_rate=rate, grad_norm=norm, skipped=not finite)
+        return StepResult(
+            loss=found,
+            num_tokens=int(tokens),
+            learning_rate=rate,
+            grad_norm=norm,
+            skipped=not finite,
+            ideal_s=None if self._token_s is None else tokens * self._token_s,
+        )
 
     def _learn_all(self, batch: DeviceBatch, parts: list[slice], weight: float) -> Tensor:
         """Make gradients; where memory is short for a batch that fitted before (it has gaps), with fewer residents."""
@@ -370,7 +387,7 @@ class StreamedTrainer(Trainer):
         if not self._looks_left or self._budget is None or self._sharing.world > 1:
             return
         self._looks_left -= 1
-        left = self._budget - _SPARE_BYTES - torch.cuda.max_memory_allocated(self.device)
+        left = self._budget - SPARE_BYTES - torch.cuda.max_memory_allocated(self.device)
         count = len(self._passes.residents)
         if not self._visiting:
             left -= VisitingAdam.num_bytes(self._gradient_dtype(self.units[1]))
@@ -421,6 +438,9 @@ class StreamedTrainer(Trainer):
         """Have everything on the host up to date."""
         self._optimizer.wait()
         self._visitor.wait()
+        if self._sharing.world > 1:
+            for unit in self.units:  # the shares of others are part of it
+                self._sharing.until_stepped(unit)
         for resident in self._passes.residents.values():
             resident.give_back()
 
@@ -428,102 +448,78 @@ class StreamedTrainer(Trainer):
         self._passes.forget()
         told = str(error).partition("\n")[0]
         return TrainError(
-            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens do not fit {self.device} at once "
-            f"({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states between layers on "
-            "the host (--offload-activations), or shorten sequences; the last commit is kept"
+            f"{min(rows, len(batch))} sequences of {batch.input_ids.shape[1]} tokens at a time do not fit "
+            f"{self.device} ({told}): compute a batch in more parts (--gradient-accumulation-steps), keep states "
+            "between layers on the host (--offload-activations), or shorten sequences; the last commit is kept"
         )
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: the next step changes them."""
+        """Everything, by the names `Trainer` uses. Tensors are the trainer's own: copy what is to outlive a step."""
         self._require_whole()
         self._settle()
-        tensors: State = {}
-        for unit, host in zip(self.units, self._host.units, strict=True):
-            for place in unit.places:
-                tensors[f"model.{place.name}"] = place.of(host.weights)
-        for name, buffer in self._kept_buffers():
-            tensors[f"model.{name}"] = buffer.detach().cpu()
-        if self._steps:
-            for index, (unit, name) in enumerate(self._in_optimizer_order()):
-                place = next(place for place in self.units[unit].places if place.name == name)
-                tensors[f"optimizer.{index}.step"] = torch.tensor(float(self._steps))
-                tensors[f"optimizer.{index}.exp_avg"] = place.of(self._host.units[unit].mean)
-                tensors[f"optimizer.{index}.exp_avg_sq"] = place.of(self._host.units[unit].square)
+        tensors = self._states.tensors(self._steps)
         tensors["skips"] = torch.tensor([self._skips_in_a_row])
         tensors["rng.torch"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
         return tensors
 
-    @torch.no_grad()
     def load_state(self, tensors: State) -> None:
+        self._give_way()
+        self._end_loading(self._states.take([tensors], write=self._sharing.local_rank == 0))
+
+    def begin(self, parts: Iterable[State] | None, first: First) -> None:
+        """Become what rank 0 holds the state of: it writes for all ranks of its machine, straight where it belongs."""
+        self._give_way()
+        small: State = {}
+        if self._sharing.hosts > 1:  # each machine has a copy: what is read once is sent to all
+            small = self._states.take(parts_from_first(parts, first), write=self._sharing.local_rank == 0)
+        else:
+
+            def take() -> dict[str, Any]:
+                small.update(self._states.take(parts or (), write=True))
+                return {}
+
+            first.from_first(take)
+            small = first.state_from_first(small if first.is_first else None)
+        self._end_loading(small)
+
+    def _give_way(self) -> None:
         self._give_residents_back()
         self._looks_left = _LOOKS
         self._torn = False
         self._loader.forget()
-        own = {place.name: (unit, place) for unit in self.units for place in unit.places}
-        buffers = dict(self._kept_buffers())
-        given = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        wrong = sorted(given.keys() ^ (own.keys() | buffers.keys())) or [
-            name for name, (_, place) in own.items() if place.parameter.shape != given[name].shape
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"the checkpoint does not fit the model: {', '.join(wrong[:3])} {'and more ' * (len(wrong) > 3)}"
-                "missing, unknown or of another shape"
-            )
-        if self._sharing.local_rank == 0:
-            for name, (unit, place) in own.items():
-                place.of(self._host.units[unit.index].weights).copy_(given[name])
-            for index, (unit, name) in enumerate(self._in_optimizer_order()):
-                place = own[name][1]
-                for slot, array in (
-                    ("exp_avg", self._host.units[unit].mean),
-                    ("exp_avg_sq", self._host.units[unit].square),
-                ):
-                    found = tensors.get(f"optimizer.{index}.{slot}")
-                    place.of(array).copy_(found) if found is not None else place.of(array).zero_()
-            self._host.make_images()
-        for name, buffer in buffers.items():
-            buffer.copy_(given[name])
-        self._steps = int(tensors["optimizer.0.step"]) if "optimizer.0.step" in tensors else 0
-        self._skips_in_a_row = int(tensors["skips"]) if "skips" in tensors else 0
-        torch.set_rng_state(tensors["rng.torch"])
-        if self.device.type == "cuda" and "rng.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+
+    def _end_loading(self, small: State) -> None:
+        self._steps = self._states.take_small(small)
+        self._skips_in_a_row = int(small["skips"]) if "skips" in small else 0
+        torch.set_rng_state(small["rng.torch"])
+        if self.device.type == "cuda" and "rng.cuda" in small:
+            torch.cuda.set_rng_state(small["rng.cuda"], self.device)
         self._sharing.total(0.0)  # whoever goes on sees all of it
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """End the threads and let go of the device's hold on host memory."""
         sys.setswitchinterval(self._switch_s)
+        if error is not None:
+            self._sharing.fail(error)  # whoever waits for other ranks waits no longer
         self._loader.close()
         self._optimizer.close()
         self._visitor.close()
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            with suppress(RuntimeError) if error is not None else nullcontext():  # a device that failed says so again
+                torch.cuda.synchronize(self.device)
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)
             self._host.memory.close()
             for gradients in self._gradients:
                 gradients.memory.close()
         self._sharing.close()
 
-    def _kept_buffers(self) -> list[tuple[str, Tensor]]:
-        """Buffers that a checkpoint of the model holds."""
-        parameters = {name for name, _ in self.model.network.named_parameters(remove_duplicate=False)}
-        state: dict[str, Any] = self.model.network.state_dict()
-        return [(name, tensor) for name, tensor in state.items() if name not in parameters]
 
-    def _in_optimizer_order(self) -> list[tuple[int, str]]:
-        """Units and names of parameters as torch's optimizer numbers them: matrices first, in the model's order."""
-        where = {place.name: unit.index for unit in self.units for place in unit.places}
-        named = [(name, p) for name, p in self.model.network.named_parameters() if p.requires_grad]
-        ordered = [(name, p) for name, p in named if p.ndim >= 2] + [(name, p) for name, p in named if p.ndim < 2]
-        return [(where[name], name) for name, _ in ordered]
-
-
-def _budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | None:
+def budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | None:
+    """Memory of a device that may be used, without what CUDA takes for itself; None on the CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -536,5 +532,4 @@ def _budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | N
     ours = int(gpu_budget_gib * 2**30) - _CONTEXT_BYTES
     if ours <= 0:
         raise ConfigError(f"gpu_budget_gib={gpu_budget_gib:g} is less than CUDA needs for itself: raise it above 1")
-    torch.cuda.set_per_process_memory_fraction(ours / total, device)
     return ours
