@@ -203,8 +203,8 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
     """Refuse what cannot fit, with what would."""
     if plan.host_bytes > plan.host_free_bytes:
         raise ConfigError(
-            f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer and "
-            f"gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes)}"
+            f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer "
+            f"and gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes)}"
         )
     budget = plan.device_budget_bytes
     if budget is not None and plan.device_bytes + SPARE_BYTES > budget:

@@ -485,6 +485,7 @@ class StreamedTrainer(Trainer):
             first.from_first(take)
             small = first.state_from_first(small if first.is_first else None)
         self._end_loading(small)
+        self.check_parity()
 
     def _give_way(self) -> None:
         self._give_residents_back()
