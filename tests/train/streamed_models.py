@@ -88,6 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
         "decoder_sparse_step": 1,
     },
+    "granitemoe, which caches unless told": {"model_type": "granitemoe", **SIZES, "num_local_experts": 3},
     "olmo2": {"model_type": "olmo2", **SIZES},
     "granite, scales": {
         "model_type": "granite",

@@ -129,7 +129,9 @@ class CausalLM(Learner):
         super().__init__()
         self.lm = lm
         accepted = inspect.signature(self.lm.forward).parameters
-        self.options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
+        inner = inspect.signature(getattr(self.lm, "base_model", self.lm).forward).parameters
+        caches = "use_cache" in accepted or ("kwargs" in accepted and "use_cache" in inner)
+        self.options: dict[str, Any] = {"use_cache": False} if caches else {}
         """What the model is always called with."""
         self.takes_positions = "position_ids" in accepted
         self.apart: Apart = "never" if across_documents else self._find_way()

@@ -438,9 +438,8 @@ class StreamedTrainer(Trainer):
         """Have everything on the host up to date."""
         self._optimizer.wait()
         self._visitor.wait()
-        if self._sharing.world > 1:
-            for unit in self.units:  # the shares of others are part of it
-                self._sharing.until_stepped(unit)
+        for unit in self.units:  # shares of other ranks too
+            self._sharing.until_stepped(unit)
         for resident in self._passes.residents.values():
             resident.give_back()
 
