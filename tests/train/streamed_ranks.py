@@ -48,7 +48,9 @@ def batch_of_step(step: int) -> DeviceBatch:
 
 
 @contextmanager
-def trainer_of(ranks: Ranks, *, rate: float = 1e-3, config: dict[str, Any] = CONFIG, **more: Any) -> Iterator[StreamedTrainer]:
+def trainer_of(
+    ranks: Ranks, *, rate: float = 1e-3, config: dict[str, Any] = CONFIG, **more: Any
+) -> Iterator[StreamedTrainer]:
     trainer = StreamedTrainer(model(config), schedule=schedule(rate), ranks=ranks, **more)
     try:
         yield trainer
@@ -61,9 +63,9 @@ def summed_gradients(trainer: StreamedTrainer, ranks: Ranks) -> Results:
     found: Results = {}
     for unit in trainer.units:
         if ranks.world == 1:
-            whole = trainer._gradients[0].units[unit.index].float()
+            whole = trainer.streaming.gradients[0].units[unit.index].float()
         else:
-            mine = trainer._optimizer._sums[unit.index].clone()
+            mine = trainer.streaming.optimizer._sums[unit.index].clone()
             shares = [torch.empty_like(mine) for _ in range(ranks.local_world)]
             dist.all_gather(shares, mine)
             whole = torch.cat(shares)
@@ -112,7 +114,7 @@ def curve(ranks: Ranks) -> Results:
 
 
 def own_shares(trainer: StreamedTrainer) -> list[Tensor]:
-    sharing, weights = trainer._sharing, list(trainer.tensors_alike())
+    sharing, weights = trainer.streaming.sharing, list(trainer.tensors_alike())
     shares = [unit.share(sharing.local_rank, sharing.local_world) for unit in trainer.units]
     return [flat[part].clone() for flat, part in zip(weights, shares, strict=True) if flat[part].any()]
 
@@ -156,7 +158,7 @@ def check_parity_together(ranks: Ranks) -> None:
             Decoder.layer = lambda *given: 1.5 * right(*given)
         try:
             trainer.check_parity()
-        except (TrainError if ranks.is_first else RankLost) as error:
+        except TrainError if ranks.is_first else RankLost as error:
             assert "on a small batch is" in str(error)  # noqa: PT017 - in a process of its own
         else:
             raise AssertionError("not refused")

@@ -22,10 +22,11 @@ from penstock.train.config import TrainingConfig
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.passes import LOGITS_BYTES
+from penstock.train.streamed.placing import SPARE_BYTES, budget_bytes
 from penstock.train.streamed.resident import Resident
 from penstock.train.streamed.sizes import ModelSizes, sizes_of
 from penstock.train.streamed.speeds import Speeds, measure
-from penstock.train.streamed.trainer import SLOTS, SPARE_BYTES, budget_bytes
+from penstock.train.streamed.streaming import SLOTS
 from penstock.train.streamed.visiting import VisitingAdam
 
 Term = Literal["compute", "link", "optimizer"]
