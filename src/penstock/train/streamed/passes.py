@@ -100,10 +100,12 @@ class Passes:
     @torch.no_grad()
     def loss_sum(self, batch: DeviceBatch, rows: slice) -> Tensor:
         """The summed loss of some sequences; nothing is learned."""
+        total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
+        if not len(batch.input_ids[rows]):
+            return total
         self._expect(backward=False)
         self._bind(0)
         states, _ = self._forward(batch, [rows], kept=False)
-        total = torch.zeros((), dtype=torch.float64, device=self._lanes.device)
         hidden, labels = self._decoder.behind(states[0], batch, rows).flatten(0, 1), batch.labels[rows].flatten()
         for tile in self._tiles(len(hidden)):
             loss, _ = loss_and_gradient(self._decoder.head(hidden[tile][None]), labels[tile][None], 1.0)
