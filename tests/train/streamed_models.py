@@ -193,7 +193,7 @@ def ordinary(learner: CausalLM, fed: DeviceBatch) -> tuple[float, dict[str, Tens
 def streamed(trainer: StreamedTrainer, fed: DeviceBatch) -> tuple[float, dict[str, Tensor]]:
     """The same, as a streamed trainer of the world's only rank makes them."""
     result = trainer.step(fed, 1)
-    own = trainer._gradients[0]
+    own = trainer.streaming.gradients[0]
     return result.loss, {
         place.name: place.of(own.units[unit.index]).clone() for unit in trainer.units for place in unit.places
     }

@@ -68,9 +68,9 @@ def summed_gradients(trainer: StreamedTrainer, ranks: Ranks) -> Results:
     found: Results = {}
     for unit in trainer.units:
         if ranks.world == 1:
-            whole = trainer._gradients[0].units[unit.index].float()
+            whole = trainer.streaming.gradients[0].units[unit.index].float()
         else:
-            mine = trainer._optimizer._sums[unit.index].clone()
+            mine = trainer.streaming.optimizer._sums[unit.index].clone()
             shares = [torch.empty_like(mine) for _ in range(ranks.local_world)]
             dist.all_gather(shares, mine)
             whole = torch.cat(shares)
@@ -117,7 +117,7 @@ def curve(ranks: Ranks) -> Results:
 
 
 def own_shares(trainer: StreamedTrainer) -> list[Tensor]:
-    sharing, weights = trainer._sharing, list(trainer.tensors_alike())
+    sharing, weights = trainer.streaming.sharing, list(trainer.tensors_alike())
     shares = [unit.share(sharing.local_rank, sharing.local_world) for unit in trainer.units]
     return [flat[part].clone() for flat, part in zip(weights, shares, strict=True) if flat[part].any()]
 

@@ -86,7 +86,7 @@ def test_a_model_that_computes_something_else_is_refused(
 
 def test_the_refusal_names_the_gradient_that_is_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(QWEN2)
-    found = trainer._gradients_of
+    found = trainer.streaming.gradients_of
 
     def altered(unit: Any) -> Tensor:
         gradients = found(unit).clone()
@@ -95,7 +95,7 @@ def test_the_refusal_names_the_gradient_that_is_worst(monkeypatch: pytest.Monkey
                 place.of(gradients).mul_(1.01)
         return gradients
 
-    monkeypatch.setattr(trainer, "_gradients_of", altered)
+    monkeypatch.setattr(trainer.streaming, "gradients_of", altered)
     with pytest.raises(
         TrainError, match=r"gradient of model\.layers\.1\.mlp\.up_proj\.weight.*norm [\d.]+, expected [\d.]+"
     ):

@@ -155,7 +155,7 @@ def test_small_updates_are_kept_though_computing_is_in_bf16(make: Make, where: t
         trainer.step(batch(PACKED, seed=step), step)
         for unit in trainer.units:
             for place in unit.places:
-                made = place.of(trainer._gradients_of(unit))
+                made = place.of(trainer.streaming.gradients_of(unit))
                 exact[f"model.{place.name}"].grad = made.float()
                 rounded[f"model.{place.name}"].grad = made.bfloat16()
         for optimizer in optimizers:
@@ -236,8 +236,8 @@ class Trouble:
         """Which pass from now, from 1."""
         self.spoil = False
         self._layer = layer
-        self._right = trainer._decoder.layer
-        trainer._decoder.layer = self._act
+        self._right = trainer.streaming.decoder.layer
+        trainer.streaming.decoder.layer = self._act
 
     def _act(self, number: int, states: Tensor, call: Call) -> Tensor:
         output = self._right(number, states, call)
@@ -334,7 +334,7 @@ def test_an_error_of_the_optimizers_thread_reaches_who_trains(make: Make, monkey
     def fail(*_: Any) -> None:
         raise ValueError("no step today")
 
-    monkeypatch.setattr(trainer._optimizer, "_step", fail)
+    monkeypatch.setattr(trainer.streaming.optimizer, "_step", fail)
     trainer.step(fed, 2)  # its weights are stepped behind it
     with pytest.raises(ValueError, match="no step today"):
         trainer.step(fed, 3)

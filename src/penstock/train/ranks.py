@@ -193,7 +193,7 @@ class Ranks:
         """Refuse to go on where ranks have different weights: nothing they commit would be worth it."""
         if self.world == 1:
             return
-        sums = [float(parameter.detach().double().sum()) for parameter in parameters]
+        sums = [float(parameter.detach().sum(dtype=torch.float64)) for parameter in parameters]  # no copy of it
         mine = torch.tensor(sums, dtype=torch.float64).view(torch.int64)
         first = mine.clone()
         self.collective(lambda: dist.broadcast(first, src=0))

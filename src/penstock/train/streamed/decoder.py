@@ -48,7 +48,7 @@ class Decoder:
     def __init__(self, model: CausalLM) -> None:
         self._model = model
         self.lm: Any = model.lm
-        self.layers = _find_layers(model.lm)
+        self.layers = find_layers(model.lm)
         self._returns_tuple = [False] * len(self.layers)
         self._trunk: nn.Module = self.lm.base_model
         """What the model calls for the states its head takes."""
@@ -198,7 +198,8 @@ def _with_states_first(act: Callable[..., Any], number: int, *args: Any, **kwarg
     return act(number, *args, **kwargs)
 
 
-def _find_layers(lm: Any) -> list[nn.Module]:
+def find_layers(lm: Any) -> list[nn.Module]:
+    """The layers of a model, in their order."""
     wanted = getattr(lm.config.get_text_config(), "num_hidden_layers", None)
     lists = [
         module for module in lm.base_model.modules() if isinstance(module, nn.ModuleList) and len(module) == wanted

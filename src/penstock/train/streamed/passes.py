@@ -26,7 +26,7 @@ from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.loading import Loader
 from penstock.train.streamed.resident import Resident
 
-_LOGITS_BYTES = 768 << 20
+LOGITS_BYTES = 768 << 20
 """As many logits are made at a time as fit, in fp32."""
 
 
@@ -222,6 +222,6 @@ class Passes:
 
     def _tiles(self, tokens: int) -> list[slice]:
         vocabulary = self._decoder.lm.config.get_text_config().vocab_size
-        size = max(1, _LOGITS_BYTES // (4 * vocabulary))
+        size = max(1, LOGITS_BYTES // (4 * vocabulary))
         size = -(-tokens // -(-tokens // size)) if tokens else 1  # all about the same
         return [slice(start, start + size) for start in range(0, tokens, size)]
