@@ -103,6 +103,12 @@ def test_a_model_that_is_not_of_transformers_is_refused() -> None:
         StreamedTrainer(built_in, schedule=schedule())
 
 
+def test_layers_that_hand_on_more_than_states_are_refused() -> None:
+    config = {"model_type": "rwkv", "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+    with pytest.raises(ConfigError, match=r"rwkv cannot be streamed, it cannot be taken apart.*leave --streamed away"):
+        StreamedTrainer(model(config), schedule=schedule())
+
+
 def test_layers_that_share_weights_are_refused() -> None:
     learner = model(LLAMA)
     layers: Any = learner.lm.model.layers  # pyright: ignore

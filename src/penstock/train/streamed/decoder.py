@@ -148,12 +148,21 @@ class Decoder:
     def _try_out(self) -> None:
         """See, on one token, how the model and its layers are called and what they return."""
         ids = torch.zeros((1, 1), dtype=torch.long, device=next(self.lm.parameters()).device)
+        try:
+            with torch.random.fork_rng([]):  # a run draws what it would have drawn
+                self._look_at_whole(ids)
+                self._look_at_parts(ids)
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise self._refusal(f"it cannot be taken apart ({error})") from error
+
+    @torch.no_grad()
+    def _look_at_whole(self, ids: Tensor) -> None:
         trunks: list[nn.Module] = []
         inside = {module for layer in self.layers for module in layer.modules()}
         around = [module for module in self.lm.base_model.modules() if module not in inside]
 
         def look(number: int, _: nn.Module, __: Any, output: Any) -> None:
-            self._returns_tuple[number] = isinstance(output, tuple)
+            self._returns_tuple[number] = isinstance(output, tuple | list)
 
         def meet(module: nn.Module, _: Any) -> None:
             if any(own is self.layers[0] for own in module.modules()):
@@ -167,23 +176,22 @@ class Decoder:
         hooks += [module.register_forward_pre_hook(meet) for module in around]
         hooks += [module.register_forward_hook(keep) for module in around]
         try:
-            with torch.no_grad(), torch.random.fork_rng([]):  # a run draws what it would have drawn
-                self.lm(input_ids=ids, **self._model.options)
-        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-            raise self._refusal(f"one token is too much for it ({error})") from error
+            self.lm(input_ids=ids, **self._model.options)
         finally:
             for hook in hooks:
                 hook.remove()
         if not trunks:
             raise self._refusal("its layers are not called by a model of their own")
         self._trunk = trunks[0]
+
+    def _look_at_parts(self, ids: Tensor) -> None:
         calls: list[Call | None] = [None] * len(self.layers)
 
         def note(number: int, states: Tensor, *args: Any, **kwargs: Any) -> Any:
             calls[number] = Call(args, kwargs)
             return self._returned(number, states)
 
-        with self._in_place_of_layers(note), torch.enable_grad(), torch.random.fork_rng([]):
+        with self._in_place_of_layers(note), torch.enable_grad():
             self.lm.base_model(input_ids=ids, **self._model.options)
         self._all_called(calls)
 
