@@ -137,7 +137,7 @@ def make_plan(sizes: ModelSizes, task: Task, *, speeds: Speeds, budget: int | No
     return Plan(
         parameters=sizes.parameters,
         layers=len(sizes.units) - 1,
-        host_bytes=host_bytes(sizes, task) + (0 if budget is not None else task.ranks * on_device),
+        host_bytes=_on_host(sizes, task, budget),
         host_free_bytes=host_free,
         device_bytes=on_device,
         device_budget_bytes=budget,
@@ -148,6 +148,11 @@ def make_plan(sizes: ModelSizes, task: Task, *, speeds: Speeds, budget: int | No
         step_s=terms[binds],
         binds=binds,
     )
+
+
+def _on_host(sizes: ModelSizes, task: Task, budget: int | None) -> int:
+    """What the host needs; where it computes, for that too."""
+    return host_bytes(sizes, task) + (0 if budget is not None else task.ranks * device_bytes(sizes, task))
 
 
 def host_bytes(sizes: ModelSizes, task: Task) -> int:
@@ -204,7 +209,7 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
     if plan.host_bytes > plan.host_free_bytes:
         raise ConfigError(
             f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer and "
-            f"gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes)}"
+            f"gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes, task)}"
         )
     budget = plan.device_budget_bytes
     if budget is not None and plan.device_bytes + SPARE_BYTES > budget:
@@ -215,12 +220,14 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
         )
 
 
-def _what_fits_host(plan: Plan, sizes: ModelSizes) -> str:
-    each = plan.host_bytes / sum(unit.size for unit in sizes.units)
-    left = plan.host_free_bytes / each - sizes.units[0].size
-    layers = int(left // max(unit.size for unit in sizes.units[1:]))
-    smaller = f"the same model with {layers} of its {plan.layers} layers would fit" if layers > 0 else ""
-    return f"{smaller or 'train a smaller model'}; else free host memory or use a machine with more"
+def _what_fits_host(plan: Plan, sizes: ModelSizes, task: Task) -> str:
+    else_more = "free host memory or use a machine with more"
+    for layers in range(plan.layers - 1, 0, -1):
+        units = sizes.units[: layers + 1]
+        fewer = replace(sizes, units=units, parameters=sum(unit.size for unit in units))
+        if _on_host(fewer, task, plan.device_budget_bytes) <= plan.host_free_bytes:
+            return f"the same model with {layers} of its {plan.layers} layers would fit; else {else_more}"
+    return f"train a smaller model, {else_more}"
 
 
 def _what_fits_device(sizes: ModelSizes, task: Task, budget: int) -> str:
