@@ -86,12 +86,14 @@ def test_what_the_budget_leaves_keeps_units_on_the_device_but_for_ranks(qwen: Mo
     assert plan_of(qwen, budget=None).residents == 0
 
 
-def test_few_tokens_wait_for_the_optimizer_and_many_for_the_device(qwen: ModelSizes) -> None:
+def test_few_tokens_wait_for_the_host_and_many_for_the_device(qwen: ModelSizes) -> None:
     few = plan_of(qwen, replace(TASK, batch_size=1), budget=10)
     many = plan_of(qwen, replace(TASK, batch_size=32, parts=8), budget=24)
-    assert (few.binds, many.binds) == ("optimizer", "compute")
+    assert (few.binds, many.binds) == ("link", "compute")
     assert many.compute_s == pytest.approx(8 * qwen.parameters * 65536 / 760e12)
-    assert few.step_s == few.optimizer_s
+    assert few.step_s == few.link_s > few.optimizer_s > few.compute_s
+    shared = plan_of(sizes(ranks=2), replace(TASK, batch_size=1, world=2, ranks=2))
+    assert shared.binds == "optimizer"  # of ranks nothing is stepped on the device
 
 
 def test_a_model_too_large_for_the_host_is_refused_with_how_many_layers_would_fit(qwen: ModelSizes) -> None:

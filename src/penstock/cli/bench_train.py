@@ -82,8 +82,7 @@ def train(
         told = [{**asdict(each), "speed_up": each.tokens_per_s / found[0].tokens_per_s} for each in found]
         print_json({"model": model, "runs": told, "largest_loss_difference": largest_difference(found)})
     else:
-        _print_tables(found)
-        console().print(f"largest difference of losses: {largest_difference(found):.2e} of the loss")
+        print_tables(found)
 
 
 def _worlds(words: str, most: int, devices: str) -> list[int]:
@@ -103,8 +102,11 @@ def _worlds(words: str, most: int, devices: str) -> list[int]:
     return sizes
 
 
-def _print_tables(found: Sequence[Measured]) -> None:
+def print_tables(found: Sequence[Measured]) -> None:
+    """Speed by ranks, then losses side by side."""
     from rich.table import Table
+
+    from penstock.train.comparing import largest_difference
 
     speed = Table(box=None, padding=(0, 2))
     for name in ("ranks", "step", "tokens/s", "speed-up", "MFU"):
@@ -121,6 +123,7 @@ def _print_tables(found: Sequence[Measured]) -> None:
         losses.add_row(str(number), *(_loss(loss) for loss in row))
     console().print(speed)
     console().print(losses)
+    console().print(f"largest difference of losses: {largest_difference(found):.2e} of the loss")
 
 
 def _loss(loss: Any) -> str:

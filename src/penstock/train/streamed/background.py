@@ -76,7 +76,7 @@ class Background:
                     return
                 work()
                 waiting += 1
-        except BaseException as error:  # raised where somebody waits
+        except BaseException as error:  # noqa: BLE001 - raised where somebody waits
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()

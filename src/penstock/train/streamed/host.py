@@ -14,6 +14,7 @@ import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,19 +68,23 @@ class HostMemory:
 
     def register(self, array: Tensor) -> None:
         """Have CUDA copy to and from an array at full speed."""
-        code = int(torch.cuda.cudart().cudaHostRegister(array.data_ptr(), _whole_pages(array.nbytes), 0))
+        code = int(_cudart().cudaHostRegister(array.data_ptr(), _whole_pages(array.nbytes), 0))
         if code:
             raise TrainError(
-                f"{array.nbytes / 2**30:.1f} GiB of host memory cannot be locked for the GPU (CUDA error {code}): free host "
-                "memory or raise `ulimit -l`"
+                f"{array.nbytes / 2**30:.1f} GiB of host memory cannot be locked for the GPU (CUDA error {code}): free "
+                "host memory or raise `ulimit -l`"
             )
         self._registered.append(array.data_ptr())
 
     def close(self) -> None:
         """Give up what is registered; memory goes with its last array."""
         for pointer in self._registered:
-            torch.cuda.cudart().cudaHostUnregister(pointer)
+            _cudart().cudaHostUnregister(pointer)
         self._registered.clear()
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()
 
 
 def _whole_pages(num_bytes: int) -> int:
@@ -88,7 +93,8 @@ def _whole_pages(num_bytes: int) -> int:
 
 def _too_much(num_bytes: int, error: OSError) -> TrainError:
     return TrainError(
-        f"{num_bytes / 2**30:.1f} GiB of host memory cannot be had ({error.strerror}): free some, or train a smaller model"
+        f"{num_bytes / 2**30:.1f} GiB of host memory cannot be had ({error.strerror}): free some, or train a smaller "
+        "model"
     )
 
 

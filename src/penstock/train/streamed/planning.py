@@ -37,6 +37,10 @@ _OPTIMIZER_BYTES = 28
 """A parameter: weights and moments read and written, gradients read, the image written."""
 
 
+_VISIT_BYTES = 14
+"""A parameter that is stepped on the device and goes home, each way: weights, moments, and gradients or image."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is to be learned at a time, and how."""
@@ -194,13 +198,14 @@ def _terms(sizes: ModelSizes, task: Task, speeds: Speeds, streamed: int) -> dict
     """Seconds of a step by what takes them, each by itself; `streamed` parameters are not on the device for good."""
     tokens = task.batch_size * task.length / task.world
     back = task.gradients(sizes.units[1]).itemsize
-    stepped = streamed / 2 if speeds.link_bytes and task.world == 1 else streamed  # every other unit on the device
+    visiting = streamed / 2 if speeds.link_bytes and task.world == 1 else 0  # every other unit is stepped there
     sums = task.ranks * back + 8 if task.world > 1 else 0
-    link = max(2 * task.image.itemsize, back) * streamed / speeds.link_bytes if speeds.link_bytes else 0.0
+    moved = max(2 * task.image.itemsize, back) * streamed + _VISIT_BYTES * visiting
+    link = moved / speeds.link_bytes if speeds.link_bytes else 0.0
     return {
         "compute": _COMPUTE_OPERATIONS * sizes.at_work * tokens / speeds.flops,
         "link": link,
-        "optimizer": (_OPTIMIZER_BYTES + sums) * stepped / speeds.memory_bytes,
+        "optimizer": (_OPTIMIZER_BYTES + sums) * (streamed - visiting) / speeds.memory_bytes,
     }
 
 
@@ -208,8 +213,8 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
     """Refuse what cannot fit, with what would."""
     if plan.host_bytes > plan.host_free_bytes:
         raise ConfigError(
-            f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer and "
-            f"gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes, task)}"
+            f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer "
+            f"and gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes, task)}"
         )
     budget = plan.device_budget_bytes
     if budget is not None and plan.device_bytes + SPARE_BYTES > budget:

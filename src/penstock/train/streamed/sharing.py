@@ -1,7 +1,7 @@
 """The ranks of one machine, which hold one copy of the weights together; several machines hold the same.
 
-Every unit is cut into as many shares as the machine has ranks. A rank steps its share of each, once the gradients of all
-ranks of the machine have arrived, added up over machines where there are several. Who has got how far stands in memory
+Every unit is cut into as many shares as the machine has ranks. A rank steps its share of each, once the gradients of
+all ranks of the machine have arrived, added up over machines where there are several. Who has got how far stands in memory
 that all of them see; whoever waits for another looks, now and then, whether it lives.
 """
 
@@ -64,12 +64,13 @@ class Sharing:
             for local in range(self.local_world):
                 group = dist.new_group(list(range(local, self.world, self.local_world)), backend="gloo")
                 if local == self.local_rank:
+                    assert isinstance(group, dist.ProcessGroup)
                     self._across = group
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def shared_file(self, num_bytes: int) -> int | None:
-        """A memory file that all ranks of this machine have open, made by the first of them; None where there is one."""
+        """A memory file that all ranks of this machine have open, made by the first of them; None where it is alone."""
         if self.world == 1:
             return None
         mine = memory_file(num_bytes) if self.local_rank == 0 else -1
