@@ -38,6 +38,10 @@ _OPTIMIZER_BYTES = 28
 """A parameter: weights and moments read and written, gradients read, the image written."""
 
 
+_VISIT_BYTES = 14
+"""A parameter that is stepped on the device and goes home, each way: weights, moments, and gradients or image."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is to be learned at a time, and how."""
@@ -138,7 +142,7 @@ def make_plan(sizes: ModelSizes, task: Task, *, speeds: Speeds, budget: int | No
     return Plan(
         parameters=sizes.parameters,
         layers=len(sizes.units) - 1,
-        host_bytes=host_bytes(sizes, task) + (0 if budget is not None else task.ranks * on_device),
+        host_bytes=_on_host(sizes, task, budget),
         host_free_bytes=host_free,
         device_bytes=on_device,
         device_budget_bytes=budget,
@@ -149,6 +153,11 @@ def make_plan(sizes: ModelSizes, task: Task, *, speeds: Speeds, budget: int | No
         step_s=terms[binds],
         binds=binds,
     )
+
+
+def _on_host(sizes: ModelSizes, task: Task, budget: int | None) -> int:
+    """What the host needs; where it computes, for that too."""
+    return host_bytes(sizes, task) + (0 if budget is not None else task.ranks * device_bytes(sizes, task))
 
 
 def host_bytes(sizes: ModelSizes, task: Task) -> int:
@@ -190,13 +199,14 @@ def _terms(sizes: ModelSizes, task: Task, speeds: Speeds, streamed: int) -> dict
     """Seconds of a step by what takes them, each by itself; `streamed` parameters are not on the device for good."""
     tokens = task.batch_size * task.length / task.world
     back = task.gradients(sizes.units[1]).itemsize
-    stepped = streamed / 2 if speeds.link_bytes and task.world == 1 else streamed  # every other unit on the device
+    visiting = streamed / 2 if speeds.link_bytes and task.world == 1 else 0  # every other unit is stepped there
     sums = task.ranks * back + 8 if task.world > 1 else 0
-    link = max(2 * task.image.itemsize, back) * streamed / speeds.link_bytes if speeds.link_bytes else 0.0
+    moved = max(2 * task.image.itemsize, back) * streamed + _VISIT_BYTES * visiting
+    link = moved / speeds.link_bytes if speeds.link_bytes else 0.0
     return {
         "compute": _COMPUTE_OPERATIONS * sizes.at_work * tokens / speeds.flops,
         "link": link,
-        "optimizer": (_OPTIMIZER_BYTES + sums) * stepped / speeds.memory_bytes,
+        "optimizer": (_OPTIMIZER_BYTES + sums) * (streamed - visiting) / speeds.memory_bytes,
     }
 
 
@@ -205,7 +215,7 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
     if plan.host_bytes > plan.host_free_bytes:
         raise ConfigError(
             f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer "
-            f"and gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes)}"
+            f"and gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes, task)}"
         )
     budget = plan.device_budget_bytes
     if budget is not None and plan.device_bytes + SPARE_BYTES > budget:
@@ -216,12 +226,14 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
         )
 
 
-def _what_fits_host(plan: Plan, sizes: ModelSizes) -> str:
-    each = plan.host_bytes / sum(unit.size for unit in sizes.units)
-    left = plan.host_free_bytes / each - sizes.units[0].size
-    layers = int(left // max(unit.size for unit in sizes.units[1:]))
-    smaller = f"the same model with {layers} of its {plan.layers} layers would fit" if layers > 0 else ""
-    return f"{smaller or 'train a smaller model'}; else free host memory or use a machine with more"
+def _what_fits_host(plan: Plan, sizes: ModelSizes, task: Task) -> str:
+    else_more = "free host memory or use a machine with more"
+    for layers in range(plan.layers - 1, 0, -1):
+        units = sizes.units[: layers + 1]
+        fewer = replace(sizes, units=units, parameters=sum(unit.size for unit in units))
+        if _on_host(fewer, task, plan.device_budget_bytes) <= plan.host_free_bytes:
+            return f"the same model with {layers} of its {plan.layers} layers would fit; else {else_more}"
+    return f"train a smaller model, {else_more}"
 
 
 def _what_fits_device(sizes: ModelSizes, task: Task, budget: int) -> str:
