@@ -105,7 +105,7 @@ def test_the_refusal_names_the_gradient_that_is_worst(monkeypatch: pytest.Monkey
 
 def test_gradients_that_are_not_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(QWEN2)
-    monkeypatch.setattr(trainer, "_gradients_of", lambda unit: torch.full((unit.size,), torch.nan))
+    monkeypatch.setattr(trainer.streaming, "gradients_of", lambda unit: torch.full((unit.size,), torch.nan))
     with pytest.raises(TrainError, match=r"has norm nan"):
         trainer.check_parity()
     trainer.close()

@@ -85,8 +85,11 @@ def streaming_threads() -> list[str]:
 
 
 def left_behind(before: set[Path]) -> list[Path]:
-    """What came into /dev/shm and nobody who lives has open: other programs of this machine may use it too."""
-    new, used = set(Path("/dev/shm").iterdir()) - before, ""
+    """What came into /dev/shm and nobody who lives has open: other programs of this machine may use it too.
+
+    Semaphores are theirs: streaming has none.
+    """
+    new, used = {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")} - before, ""
     for process in Path("/proc").glob("[0-9]*") if new else ():
         try:
             used += (process / "maps").read_text(errors="replace")
