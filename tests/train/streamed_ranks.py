@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from penstock.errors import RankLost, TrainError
+from penstock.errors import ConfigError, RankLost, TrainError
 from penstock.feed import IGNORED_LABEL
 from penstock.train.device_batch import DeviceBatch
 from penstock.train.ranks import Ranks, joined_ranks
@@ -175,6 +175,15 @@ def as_two_machines(ranks: Ranks) -> Results:
         del os.environ["LOCAL_WORLD_SIZE"]
 
 
+def check_uneven_machines(ranks: Ranks) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = "3" if ranks.rank < 3 else "1"
+    try:
+        with pytest.raises(ConfigError, match=r"4 ranks on machines with 1, 3 each.*as many ranks on every machine"):
+            StreamedTrainer(model(CONFIG), schedule=schedule(), ranks=ranks)
+    finally:
+        del os.environ["LOCAL_WORLD_SIZE"]
+
+
 def all_checks(ranks: Ranks) -> Results:
     found = curve(ranks)
     for seed in SEEDS:
@@ -188,6 +197,7 @@ def all_checks(ranks: Ranks) -> Results:
         for seed in SEEDS:
             found |= first_step(ranks, "bf16", seed) | standard_ddp(ranks, seed)
         found |= as_two_machines(ranks)
+        check_uneven_machines(ranks)
     return found
 
 

@@ -74,6 +74,22 @@ def test_dropout_draws_once_and_the_backward_pass_draws_the_same() -> None:
     check_same({**GPT2, "attn_pdrop": 0.3, "resid_pdrop": 0.3, "embd_pdrop": 0.3}, PACKED)
 
 
+def test_layers_may_draw_random_numbers_where_the_first_does_not() -> None:
+    fed = batch(PACKED)
+    plain, own = model(GPT2), model(GPT2)
+    for learner in (plain, own):
+        layers: Any = learner.lm.transformer.h  # pyright: ignore
+        layers[1].mlp.dropout.p = 0.3
+    torch.manual_seed(1)
+    _, expected = ordinary(plain, fed)
+    trainer = StreamedTrainer(own, schedule=schedule())
+    torch.manual_seed(1)
+    _, found = streamed(trainer, fed)
+    trainer.close()
+    for name, each in expected.items():
+        torch.testing.assert_close(found[name], each, rtol=0, atol=1e-5 * max(1e-2, float(each.norm())), msg=name)
+
+
 def test_opening_a_model_draws_no_random_numbers() -> None:
     learner = model({**GPT2, "resid_pdrop": 0.3})
     before = torch.get_rng_state()

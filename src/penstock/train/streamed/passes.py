@@ -66,7 +66,9 @@ class Passes:
         self._measured = measured
         self._on_gradients = on_gradients
         self.residents: dict[int, Resident] = {}
-        self._dice_before = self._dice = Dice(lanes.device)
+        self._dice_before = Dice(lanes.device)
+        self._dice: list[Dice] = []
+        """Of each layer: some draw random numbers where others do not."""
 
     @property
     def _streamed(self) -> list[int]:
@@ -76,7 +78,6 @@ class Passes:
     def learn(self, batch: DeviceBatch, parts: list[slice], weight: float) -> Tensor:
         """Make the gradients of a batch's summed loss over `weight`; returns that loss."""
         self._expect(backward=True)
-        self._dice_before, self._dice = Dice(self._lanes.device), Dice(self._lanes.device)
         self._bind(0)
         self._collector.begin(self._units[0], self._own_gradients(0))
         states, befores = self._forward(batch, parts, kept=True)
@@ -126,6 +127,8 @@ class Passes:
 
     @torch.no_grad()
     def _forward(self, batch: DeviceBatch, parts: list[slice], *, kept: bool) -> tuple[list[Tensor], list[Before]]:
+        self._dice_before = Dice(self._lanes.device)
+        self._dice = [Dice(self._lanes.device) for _ in self._decoder.layers]
         befores: list[Before] = []
         for part, rows in enumerate(parts):
             with self._dice_before.noted(part):
@@ -137,7 +140,7 @@ class Passes:
             for part, before in enumerate(befores):
                 if kept:
                     self._boundaries.keep(layer, part, states[part])
-                with self._lanes.timed("compute"), self._dice.noted(layer * len(parts) + part):
+                with self._lanes.timed("compute"), self._dice[layer].noted(part):
                     states[part] = self._decoder.layer(layer, states[part], before.calls[layer])
             if layer + 1 not in stays:  # the last ones are the first to be wanted again
                 self._release(layer + 1)
@@ -177,13 +180,13 @@ class Passes:
             self._boundaries.expect(layer - 1)
             with self._lanes.timed("compute"):
                 for part, before in enumerate(befores):
-                    errors[part] = self._layer_back(layer, part, errors[part], before, len(befores))
+                    errors[part] = self._layer_back(layer, part, errors[part], before)
             self._end(unit)
 
-    def _layer_back(self, layer: int, part: int, error: Tensor, before: Before, parts: int) -> Tensor:
+    def _layer_back(self, layer: int, part: int, error: Tensor, before: Before) -> Tensor:
         """Compute a layer again and go back through it; returns the gradient by the states before it."""
         states = self._boundaries.take(layer, part).detach().requires_grad_()
-        with self._dice.as_noted(layer * parts + part), torch.enable_grad():
+        with self._dice[layer].as_noted(part), torch.enable_grad():
             after = self._decoder.layer(layer, states, before.calls[layer])
         torch.autograd.backward(after, error)
         assert states.grad is not None

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.errors import RankLost
+from penstock.errors import ConfigError, RankLost
 from penstock.train.ranks import Ranks
 from penstock.train.streamed.host import HostMemory, memory_file
 from penstock.train.streamed.layout import Unit
@@ -55,6 +55,7 @@ class Sharing:
         if self.world == 1:
             self._progress = np.zeros((2, 1, num_units), np.int64)
             return
+        self._require_machines_alike()
         size = 2 * self.local_world * num_units
         memory = HostMemory(8 * size, file=self.shared_file(8 * size))
         self._progress = memory.take(torch.int64, size).numpy().reshape(2, self.local_world, num_units)
@@ -67,6 +68,15 @@ class Sharing:
                 if local == self.local_rank:
                     assert isinstance(group, dist.ProcessGroup)
                     self._across = group
+
+    def _require_machines_alike(self) -> None:
+        """Machines cut units into shares alike: each needs as many ranks."""
+        found = [machine for (machine,) in self._ranks.gather([self.local_world])]
+        if len(set(found)) > 1 or self.world % self.local_world:
+            raise ConfigError(
+                f"{self.world} ranks on machines with {', '.join(map(str, sorted(set(found))))} each "
+                "(LOCAL_WORLD_SIZE): streamed training needs as many ranks on every machine, consecutive ones"
+            )
 
     # -- memory --------------------------------------------------------------------------------------------------------
 

@@ -134,6 +134,8 @@ class StreamedTrainer(Trainer):
         fed = batch if isinstance(batch, DeviceBatch) else to_device(batch, self.device)
         rate = self._schedule.at(number)
         weight, tokens = float(fed.num_tokens), float(fed.num_tokens)
+        if together is None and self._ranks.world > 1:
+            together = self._ranks
         if together is not None:
             (weight,) = together.total([weight])
         rows = max(1, -(-len(fed) // self._accumulation))
