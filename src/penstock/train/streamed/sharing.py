@@ -1,8 +1,8 @@
 """The ranks of one machine, which hold one copy of the weights together; several machines hold the same.
 
 Every unit is cut into as many shares as the machine has ranks. A rank steps its share of each, once the gradients of
-all ranks of the machine have arrived, added up over machines where there are several. Who has got how far stands in memory
-that all of them see; whoever waits for another looks, now and then, whether it lives.
+all ranks of the machine have arrived, added up over machines where there are several. Who has got how far stands in
+memory that all of them see; whoever waits for another looks, now and then, whether it lives.
 """
 
 from __future__ import annotations
