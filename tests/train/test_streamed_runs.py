@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from equipment.hooks import Recorder
-from equipment.ranks import exit_codes, ranks_of, wait_for_steps
+from equipment.ranks import exit_codes, meeting_place, ranks_of, wait_for_steps
+from equipment.training import start_training
 from penstock.errors import ConfigError, TrainError
 from penstock.observe.proof import prove
 from penstock.observe.run_folder import RunFolder
@@ -137,6 +138,19 @@ def test_ranks_share_the_weights_and_learn_as_one_does_also_after_a_resume(
     losses = [event["loss"] for event in RunFolder(tmp_path).events() if event["event"] == "step"]
     assert losses == pytest.approx(whole[0], rel=1e-5)
     assert furthest(state_of(tmp_path), whole[1]) < 1e-5
+
+
+def test_machines_hold_a_copy_each_and_learn_as_one_does(store: Path, model: str, tmp_path: Path, whole: Any) -> None:
+    """Two ranks that are told to be alone on their machine share no memory."""
+    config = config_of(store, tmp_path, model, steps=3)
+    with meeting_place(2) as environments:
+        processes = [start_training(config, {**each, "LOCAL_WORLD_SIZE": "1"}) for each in environments]
+        codes = exit_codes(processes)
+        for process in processes:
+            process.kill()
+    assert codes == [0, 0]
+    losses = [event["loss"] for event in RunFolder(tmp_path).events() if event["event"] == "step"]
+    assert losses == pytest.approx(whole[0][:3], rel=1e-5)
 
 
 def test_ranks_end_soon_after_one_was_killed_and_leave_nothing_behind(store: Path, model: str, tmp_path: Path) -> None:

@@ -127,7 +127,10 @@ def plan_run(
     )
     sizes = sizes_of(model_config, vocab_size=vocab_size, ranks=ranks)
     budget = budget_bytes(device, config.gpu_budget_gib)
-    made = make_plan(sizes, task, speeds=measure(device, precision), budget=budget, host_free=free_bytes())
+    free, speeds = free_bytes(), measure(device, precision)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # nothing of the measuring stays
+    made = make_plan(sizes, task, speeds=speeds, budget=budget, host_free=free)
     require_fit(made, sizes, task)
     return made
 
@@ -166,7 +169,7 @@ def host_bytes(sizes: ModelSizes, task: Task) -> int:
     gradients = task.ranks * HostGradients.num_bytes(sizes.units, task.gradients)
     sums = 4 * sum(unit.size for unit in sizes.units) if task.world > 1 else 0
     states = task.ranks * task.rows * task.length * sizes.width * task.image.itemsize * len(sizes.units)
-    a_file = 2 * min(FILE_BYTES, 4 * sizes.parameters)  # of a checkpoint, as it is written
+    a_file = 2 * min(FILE_BYTES, 4 * sizes.parameters)  # of a checkpoint, as it is written or read
     training = state + gradients + sums + a_file + task.offload * states
     beginning = (task.ranks * 4 + 4 + task.bf16 * 2) * sizes.parameters  # every rank builds the model once
     return max(training, beginning)
