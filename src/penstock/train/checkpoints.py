@@ -24,7 +24,7 @@ PREFIX = "checkpoints/"
 _SEAL = "checkpoint.json"
 _VERSION = 1
 FILE_BYTES = 1 << 30
-"""Of tensors a file, at most; a larger tensor has one to itself. Writing and reading take up twice as much memory."""
+"""Of tensors a file, at most; a larger tensor has one to itself. Writing and reading take up a few times that."""
 
 
 class Checkpoints:
@@ -67,14 +67,17 @@ class Checkpoints:
         """The same, file by file: each is held only while it is looked at."""
         for name, data in self._files(checkpoint_id, digest, only):
             try:
-                yield load(data)
+                part = load(data)
             except SafetensorError as error:
                 raise CheckpointError(f"checkpoint {checkpoint_id}: {name} cannot be read: {error}") from error
+            del data  # the next one is read only when this one is used up
+            yield part
+            del part
 
     def verify(self, checkpoint_id: str, digest: str) -> None:
         """Refuse a checkpoint that is not what was committed."""
-        for _ in self._files(checkpoint_id, digest, ""):
-            pass
+        for _, data in self._files(checkpoint_id, digest, ""):
+            del data
 
     def _files(self, checkpoint_id: str, digest: str, only: str) -> Iterator[tuple[str, bytes]]:
         """Name and bytes of every file, checked."""

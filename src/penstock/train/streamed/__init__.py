@@ -6,8 +6,9 @@
     decoder ──► passes: forward, head, backward ──► collecting: gradients out
                  resident: units that stay on the device, with their optimizer
 
-`trainer.py` is the whole as a `Trainer`; `lanes.py` are the streams everything moves in. Below: `train/models`, the
-cross-entropy and dice of `train/long`.
+`trainer.py` is the whole as a `Trainer`; `lanes.py` are the streams everything moves in; `states.py` is the way to and
+from checkpoints. `planning.py`, over `sizes.py` and `speeds.py`, says beforehand what a run will need. Below:
+`train/models`, the cross-entropy and dice of `train/long`.
 """
 
 from penstock.train.streamed.trainer import StreamedTrainer

@@ -38,6 +38,10 @@ _OPTIMIZER_BYTES = 28
 """A parameter: weights and moments read and written, gradients read, the image written."""
 
 
+_VISIT_BYTES = 14
+"""A parameter that is stepped on the device and goes home, each way: weights, moments, and gradients or image."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is to be learned at a time, and how."""
@@ -123,7 +127,10 @@ def plan_run(
     )
     sizes = sizes_of(model_config, vocab_size=vocab_size, ranks=ranks)
     budget = budget_bytes(device, config.gpu_budget_gib)
-    made = make_plan(sizes, task, speeds=measure(device, precision), budget=budget, host_free=free_bytes())
+    free, speeds = free_bytes(), measure(device, precision)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # nothing of the measuring stays
+    made = make_plan(sizes, task, speeds=speeds, budget=budget, host_free=free)
     require_fit(made, sizes, task)
     return made
 
@@ -138,7 +145,7 @@ def make_plan(sizes: ModelSizes, task: Task, *, speeds: Speeds, budget: int | No
     return Plan(
         parameters=sizes.parameters,
         layers=len(sizes.units) - 1,
-        host_bytes=host_bytes(sizes, task) + (0 if budget is not None else task.ranks * on_device),
+        host_bytes=_on_host(sizes, task, budget),
         host_free_bytes=host_free,
         device_bytes=on_device,
         device_budget_bytes=budget,
@@ -151,13 +158,18 @@ def make_plan(sizes: ModelSizes, task: Task, *, speeds: Speeds, budget: int | No
     )
 
 
+def _on_host(sizes: ModelSizes, task: Task, budget: int | None) -> int:
+    """What the host needs; where it computes, for that too."""
+    return host_bytes(sizes, task) + (0 if budget is not None else task.ranks * device_bytes(sizes, task))
+
+
 def host_bytes(sizes: ModelSizes, task: Task) -> int:
     """Of one machine; that of a model that is just being taken over, where it is more."""
     state = HostState.num_bytes(sizes.units, task.image)
     gradients = task.ranks * HostGradients.num_bytes(sizes.units, task.gradients)
     sums = 4 * sum(unit.size for unit in sizes.units) if task.world > 1 else 0
     states = task.ranks * task.rows * task.length * sizes.width * task.image.itemsize * len(sizes.units)
-    a_file = 2 * min(FILE_BYTES, 4 * sizes.parameters)  # of a checkpoint, as it is written
+    a_file = 2 * min(FILE_BYTES, 4 * sizes.parameters)  # of a checkpoint, as it is written or read
     training = state + gradients + sums + a_file + task.offload * states
     beginning = (task.ranks * 4 + 4 + task.bf16 * 2) * sizes.parameters  # every rank builds the model once
     return max(training, beginning)
@@ -190,13 +202,14 @@ def _terms(sizes: ModelSizes, task: Task, speeds: Speeds, streamed: int) -> dict
     """Seconds of a step by what takes them, each by itself; `streamed` parameters are not on the device for good."""
     tokens = task.batch_size * task.length / task.world
     back = task.gradients(sizes.units[1]).itemsize
-    stepped = streamed / 2 if speeds.link_bytes and task.world == 1 else streamed  # every other unit on the device
+    visiting = streamed / 2 if speeds.link_bytes and task.world == 1 else 0  # every other unit is stepped there
     sums = task.ranks * back + 8 if task.world > 1 else 0
-    link = max(2 * task.image.itemsize, back) * streamed / speeds.link_bytes if speeds.link_bytes else 0.0
+    moved = max(2 * task.image.itemsize, back) * streamed + _VISIT_BYTES * visiting
+    link = moved / speeds.link_bytes if speeds.link_bytes else 0.0
     return {
         "compute": _COMPUTE_OPERATIONS * sizes.at_work * tokens / speeds.flops,
         "link": link,
-        "optimizer": (_OPTIMIZER_BYTES + sums) * stepped / speeds.memory_bytes,
+        "optimizer": (_OPTIMIZER_BYTES + sums) * (streamed - visiting) / speeds.memory_bytes,
     }
 
 
@@ -205,7 +218,7 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
     if plan.host_bytes > plan.host_free_bytes:
         raise ConfigError(
             f"{sizes.parameters / 1e9:.3g} B parameters need {_told(plan.host_bytes)} of host memory with optimizer "
-            f"and gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes)}"
+            f"and gradients, and {_told(plan.host_free_bytes)} are free: {_what_fits_host(plan, sizes, task)}"
         )
     budget = plan.device_budget_bytes
     if budget is not None and plan.device_bytes + SPARE_BYTES > budget:
@@ -216,12 +229,14 @@ def require_fit(plan: Plan, sizes: ModelSizes, task: Task) -> None:
         )
 
 
-def _what_fits_host(plan: Plan, sizes: ModelSizes) -> str:
-    each = plan.host_bytes / sum(unit.size for unit in sizes.units)
-    left = plan.host_free_bytes / each - sizes.units[0].size
-    layers = int(left // max(unit.size for unit in sizes.units[1:]))
-    smaller = f"the same model with {layers} of its {plan.layers} layers would fit" if layers > 0 else ""
-    return f"{smaller or 'train a smaller model'}; else free host memory or use a machine with more"
+def _what_fits_host(plan: Plan, sizes: ModelSizes, task: Task) -> str:
+    else_more = "free host memory or use a machine with more"
+    for layers in range(plan.layers - 1, 0, -1):
+        units = sizes.units[: layers + 1]
+        fewer = replace(sizes, units=units, parameters=sum(unit.size for unit in units))
+        if _on_host(fewer, task, plan.device_budget_bytes) <= plan.host_free_bytes:
+            return f"the same model with {layers} of its {plan.layers} layers would fit; else {else_more}"
+    return f"train a smaller model, {else_more}"
 
 
 def _what_fits_device(sizes: ModelSizes, task: Task, budget: int) -> str:

@@ -66,6 +66,7 @@ class Sharing:
             for local in range(self.local_world):
                 group = dist.new_group(list(range(local, self.world, self.local_world)), backend="gloo")
                 if local == self.local_rank:
+                    assert isinstance(group, dist.ProcessGroup)
                     self._across = group
 
     def _require_machines_alike(self) -> None:

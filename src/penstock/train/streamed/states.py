@@ -54,25 +54,29 @@ class HostStates:
             write: Whether this rank writes for its machine.
         """
         targets = self._targets()
+        buffers = {f"model.{name}": buffer.shape for name, buffer in self._buffers()}
         small: State = {}
         seen: set[str] = set()
-        buffers = {f"model.{name}": buffer.shape for name, buffer in self._buffers()}
         wrong: list[str] = []
-        for part in parts:
-            for name, tensor in part.items():
-                if name in targets:
-                    array, place = targets[name]
-                    if place.parameter.shape != tensor.shape:
-                        wrong.append(name)
-                    elif write:
-                        place.of(array).copy_(tensor)
-                elif name == _STEP or not name.startswith(("model.", "optimizer.")) or name in buffers:
-                    small[name] = tensor
-                    if buffers.get(name, tensor.shape) != tensor.shape:
-                        wrong.append(name)
-                elif not name.endswith(".step"):
+
+        def take(name: str, tensor: Tensor) -> None:
+            seen.add(name)
+            if name in targets:
+                array, place = targets[name]
+                if place.parameter.shape != tensor.shape:
                     wrong.append(name)
-                seen.add(name)
+                elif write:
+                    place.of(array).copy_(tensor)
+            elif name == _STEP or not name.startswith(("model.", "optimizer.")) or name in buffers:
+                small[name] = tensor.clone()  # of its own: not the whole file it came with
+                if buffers.get(name, tensor.shape) != tensor.shape:
+                    wrong.append(name)
+            elif not name.endswith(".step"):
+                wrong.append(name)
+
+        for part in parts:
+            for name in part:
+                take(name, part[name])
         needed = {name for name in targets if name.startswith("model.")} | buffers.keys()
         wrong.extend(sorted(needed - seen))
         if wrong:

@@ -232,6 +232,8 @@ class StreamedTrainer(Trainer):
         finally:
             streaming.looking = None
             streaming.passes.forget()
+        if not math.isfinite(whole.loss) and not math.isfinite(loss):
+            return {}  # there is nothing to compare: the first step will say what is wrong
         decay = self._adam.weight_decay
         require_parity(kind, self._precision, loss, whole.loss, found, weight_decay=decay)
         if parts is not None:
