@@ -134,7 +134,7 @@ class Miner:
                 window=window,
                 contributors=[each.uid for each in manifest.contributions],
                 was_taken=self._is_in(manifest),
-                weights=manifest.weights,
+                weights=replica.digest,
                 read_bytes=replica.read_bytes - read_before,
                 wait_s=round(time.perf_counter() - waited, 6),
                 window_s=round(time.perf_counter() - began, 6),

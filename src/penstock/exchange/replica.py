@@ -34,10 +34,13 @@ class Replica:
         self.base = ""
         """Digest of the last of their manifests."""
         self.weights: Tensor = torch.empty(0)
+        self.digest = ""
+        """Of the weights, worked out here."""
         self.read_bytes = 0
 
     def begin_at(self, checkpoint: Checkpoint) -> None:
         self.learned, self.base, self.weights = checkpoint.learned, checkpoint.base, checkpoint.weights
+        self.digest = digest_of(checkpoint.weights)
         self.read_bytes += checkpoint.weights.numel() * 4
 
     def catch_up(self) -> None:
@@ -79,10 +82,10 @@ class Replica:
         if artifact.digest != told["digest"]:
             raise ExchangeError(f"the aggregate {told['key']} is not the one that its manifest names")
         self._codec.apply(self.weights, artifact.tensors)
-        found = digest_of(self.weights)
-        if found != manifest.weights:
+        self.digest = digest_of(self.weights)
+        if self.digest != manifest.weights:
             raise ExchangeError(
-                f"after window {manifest.window} this replica's weights are {found[:12]}, everybody's are "
+                f"after window {manifest.window} this replica's weights are {self.digest[:12]}, everybody's are "
                 f"{manifest.weights[:12]}: start again from a checkpoint"
             )
         self.learned, self.base = manifest.window + 1, manifest.digest

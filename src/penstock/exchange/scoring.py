@@ -6,11 +6,13 @@
 
 Whoever learned its own pages does better on them than everybody's change does, and no better elsewhere: its excess is
 above 0. A copied contribution, or one made of other pages, has no excess; how hard a page is cancels out. Excesses are
-taken in units of the aggregate's gain and remembered over windows. Who falls far below the others is out.
+taken in units of what is usual in their window and remembered over windows. Who falls far below the others is out;
+where pages are so alike that most miners have no excess to speak of, losses tell nothing, and nobody is out by them.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +26,8 @@ OUT_BELOW = 0.3
 """Out is who has less than this part of the median score."""
 ABSENT_FROM = 2
 """Who has missed so many windows in a row is not waited for."""
+TELLING = 0.5
+"""Losses tell something where the median score is at least this."""
 _LARGEST = 3.0
 FLAGGED = -1.0
 """What a window counts in which somebody was found cheating."""
@@ -45,8 +49,15 @@ class Losses:
         """How much better than everybody's change it does on its own pages, less the same elsewhere."""
         own = (self.assigned_aggregate - self.assigned_after) / self.assigned_before
         elsewhere = (self.random_aggregate - self.random_after) / self.random_before
-        unit = abs(self.random_before - self.random_aggregate) / self.random_before
-        return max(-_LARGEST, min(_LARGEST, (own - elsewhere) / max(unit, 1e-9)))
+        return own - elsewhere
+
+
+def in_units(excesses: Mapping[str, float]) -> dict[str, float]:
+    """Excesses of a window by what is usual in it: 1 is as large as the median, whatever its sign."""
+    finite = {uid: each if math.isfinite(each) else -math.inf for uid, each in excesses.items()}
+    sizes = [abs(each) for each in finite.values() if math.isfinite(each)]
+    unit = max(statistics.median(sizes), 1e-12) if sizes else 1.0
+    return {uid: max(-_LARGEST, min(_LARGEST, each / unit)) for uid, each in finite.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +92,8 @@ class Score:
 def judge(scores: Mapping[str, Score]) -> dict[str, Score]:
     """Say who is out: by a flag at once, else by a score far below the median of those that were measured often."""
     known = [each.score for each in scores.values() if each.windows >= LEAST_WINDOWS and not each.flags]
-    bar = max(0.0, OUT_BELOW * statistics.median(known)) if known else 0.0
+    median = statistics.median(known) if known else 0.0
+    bar = OUT_BELOW * median if median >= TELLING else -math.inf
     return {
         uid: replace(each, is_out=bool(each.flags) or (each.windows >= LEAST_WINDOWS and each.score < bar))
         for uid, each in scores.items()
