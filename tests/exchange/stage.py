@@ -21,8 +21,8 @@ from penstock.storage import ObjectStorage
 
 BUCKETS = ("dataset", "gradients", "aggregator", "checkpoints")
 RUNS = ("dense", "dct", "hostile", "trouble", "rights", "points")
-MINERS = tuple(f"m{number}" for number in range(12))
-DEADLINE_S = 240.0
+MINERS = tuple(f"m{number}" for number in range(16))
+DEADLINE_S = 40.0
 
 
 def server_keys() -> dict[str, list[str]]:

@@ -39,6 +39,8 @@ from penstock.train.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 _NORM_WINDOWS = 5
+_LOOKED_BACK = 3
+"""Windows that are looked at again, for what came late."""
 _SCORES_BYTES = 4 << 20
 
 
@@ -77,6 +79,7 @@ class Aggregator:
         self._receiver = Receiver(needed(opened.places.gradients), opened.keys, opened.codec)
         self._clock = StoreClock(self._storage, opened.keys.clock)
         self._retention = Retention(opened)
+        self._told_late: set[tuple[str, int]] = set()
 
     def run(self) -> int:
         """Close windows; returns how many are closed."""
@@ -192,20 +195,32 @@ class Aggregator:
         return manifest, data
 
     def _out_of_time(self, window: int, members: tuple[str, ...]) -> list[Rejected]:
-        """What came for the window before, too late to be seen there, and what is there for the next one already."""
-        found = []
-        before = self._run.chain.read(window - 1) if window else None
-        if before is not None:
-            known = {each.uid for each in before.contributions} | {each.uid for each in before.rejected}
-            for uid in members:
-                info = self._receiver.look(uid, window - 1) if uid not in known else None
-                if info is not None and store_time(info) >= int(before.closed_at):
-                    told = f"written {store_time(info) - before.closed_at:.0f} s after its window had closed"
-                    found.append(Rejected(uid=uid, window=window - 1, reason="late", told=told))
+        """What came for the last windows, too late to be seen there, and what is there for the next one already."""
+        found: list[Rejected] = []
+        for number in range(max(0, window - _LOOKED_BACK), window):
+            found += self._late(number, members)
         for uid in members:
             if self._receiver.look(uid, window + 1) is not None:
                 told = "written before its window opened"
                 found.append(Rejected(uid=uid, window=window + 1, reason="early", told=told))
+        return found
+
+    def _late(self, window: int, members: tuple[str, ...]) -> list[Rejected]:
+        """Contributions to a window that was closed without them, each told once."""
+        manifest = self._run.chain.read(window)
+        if manifest is None:
+            return []
+        seen = {each.uid for each in manifest.contributions}
+        seen |= {each.uid for each in manifest.rejected if each.window == window}
+        seen |= {uid for uid, number in self._told_late if number == window}
+        found = []
+        for uid in members:
+            info = self._receiver.look(uid, window) if uid not in seen else None
+            if info is not None and store_time(info) >= int(manifest.closed_at):
+                self._told_late.add((uid, window))
+                told = f"written {store_time(info) - manifest.closed_at:.0f} s after its window had closed"
+                found.append(Rejected(uid=uid, window=window, reason="late", told=told))
+        self._told_late = {each for each in self._told_late if each[1] >= window - _LOOKED_BACK}
         return found
 
     def _opened_at(self, window: int) -> float:

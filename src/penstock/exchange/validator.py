@@ -149,7 +149,7 @@ class Validator:
         """A member's contribution, whether or not it was taken; None where there is none that could have been."""
         settings = self._run.settings
         info = self._receiver.look(uid, manifest.window)
-        if info is None:
+        if info is None or any((each.uid, each.window) == (uid, manifest.window) for each in manifest.rejected):
             return None
         closes_at = manifest.opened_at + (manifest.extensions + 1) * settings.window_s + settings.grace_s
         expected = OpenWindow(
