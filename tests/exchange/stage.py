@@ -22,7 +22,7 @@ from penstock.storage import ObjectStorage
 BUCKETS = ("dataset", "gradients", "aggregator", "checkpoints")
 RUNS = ("dense", "dct", "hostile", "trouble", "rights", "points")
 MINERS = tuple(f"m{number}" for number in range(16))
-DEADLINE_S = 40.0
+DEADLINE_S = 180.0
 
 
 def server_keys() -> dict[str, list[str]]:
@@ -78,6 +78,7 @@ class Stage:
     windows: int = 12
     via: str = ""
     """Where workers find the store, if not at `url`."""
+    poll_s: float = 0.05
 
     @property
     def keys(self) -> Keys:
@@ -87,10 +88,10 @@ class Stage:
     def chain(self) -> ManifestChain:
         return ManifestChain(store_of(self.url, "aggregator"), self.keys)
 
-    def aggregator(self, name: str = "aggregator", **settings: Any) -> Worker:
+    def aggregator(self, name: str = "aggregator", *, env: dict[str, str] | None = None, **settings: Any) -> Worker:
         """Start the aggregator, and wait until the run has begun."""
         config = write_config(self.folder, run=self.run, **settings)
-        worker = self._start(name, "agg", "agg", ["aggregator", self.run, "--config", str(config)])
+        worker = self._start(name, "agg", "agg", ["aggregator", self.run, "--config", str(config)], env)
         checkpoints = store_of(self.url, "checkpoints")
         self.until(lambda: checkpoints.exists(self.keys.checkpoint(0)) or self._has_begun(), "the run to begin", worker)
         return worker
@@ -100,11 +101,25 @@ class Stage:
         args = ["miner", self.run, "--uid", uid, "--work", work, *more]
         return self._start(f"miner-{uid}", uid, "reader", args, env)
 
-    def validator(self) -> Worker:
-        return self._start("validator", "val", "looker", ["validator", self.run])
+    def validator(self, env: dict[str, str] | None = None) -> Worker:
+        return self._start("validator", "val", "looker", ["validator", self.run], env)
+
+    def admit(self, uid: str) -> None:
+        """Have the run's owner add a member."""
+        told = environment(self.url, "agg", "agg")
+        self.finish(self.nursery.start("admit", ["exchange", "admit", self.run, uid], told))
 
     def _start(self, name: str, writer: str, reader: str, args: list[str], env: dict[str, str] | None = None) -> Worker:
-        common = ["--poll-s", "0.05", "--threads", "1", "--until-window", str(self.windows), "--patience-s", "120"]
+        common = [
+            "--poll-s",
+            str(self.poll_s),
+            "--threads",
+            "1",
+            "--until-window",
+            str(self.windows),
+            "--patience-s",
+            "120",
+        ]
         if "--work" not in args:
             common += ["--work", str(self.folder / name)]
         told = environment(self.via or self.url, writer, reader) | (env or {})

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 
 _CODE = """
-import os, signal, sys, traceback
+import logging, os, signal, sys, traceback
 import obstore, obstore.store, orjson, pyarrow.parquet, torch
 import penstock.exchange.aggregator, penstock.exchange.miner, penstock.exchange.validator
 import penstock.pages.loader, penstock.storage.objects
@@ -43,6 +43,8 @@ for line in sys.stdin:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.environ.update(command["env"])
             faults.arm()
+            if "LOG_ALL" in os.environ:
+                logging.basicConfig(level=logging.DEBUG)
             sys.argv = ["penstock", *command["args"]]
             main()
             code = 0

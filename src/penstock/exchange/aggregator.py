@@ -175,6 +175,7 @@ class Aggregator:
         weights = replica.weights.clone()
         self._run.aggregate_codec.apply(weights, tensors)
         gathering = closing.gathering
+        gathering.reject_late()
         taken = {each.uid for each in folded}
         missing = [uid for uid in closing.peers.peers if uid not in taken and uid not in gathering.rejected]
         rejected = [*gathering.rejected.values(), *self._out_of_time(window, closing.members)]

@@ -17,6 +17,7 @@ from penstock.errors import ArtifactRejected
 from penstock.exchange.artifacts import Artifact
 from penstock.exchange.codec import ContributionCodec
 from penstock.exchange.manifests import Rejected
+from penstock.exchange.places import store_time
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.storage import ObjectInfo
 
@@ -54,6 +55,7 @@ class Gathering:
         self.received: dict[str, Received] = {}
         """Those that were found sound, with their content as far as it is kept."""
         self.rejected: dict[str, Rejected] = {}
+        self._late: dict[str, ObjectInfo] = {}
         self._held = 0
         at_once = min(_REQUESTS, max(1, self._budget // (2 * receiver.limit_bytes)))
         self._at_once = at_once
@@ -67,7 +69,9 @@ class Gathering:
         self.expected = replace(self.expected, closes_at=closes_at)
         waiting = [uid for uid in uids if uid not in self.received and uid not in self.rejected]
         found = self._pool.map(lambda uid: self._receiver.look(uid, self.expected.window), waiting)
-        there = [(uid, info) for uid, info in zip(waiting, list(found), strict=True) if info is not None]
+        seen = {uid: info for uid, info in zip(waiting, list(found), strict=True) if info is not None}
+        self._late = {uid: info for uid, info in seen.items() if store_time(info) > closes_at}
+        there = [(uid, info) for uid, info in seen.items() if uid not in self._late]
         for uid, outcome in self._received(there):
             if isinstance(outcome, Rejected):
                 self.rejected[uid] = outcome
@@ -105,6 +109,12 @@ class Gathering:
             codec.fold(total, artifact.tensors)
             folded.append(each)
         return total, folded
+
+    def reject_late(self) -> None:
+        """The window is closed now: what came behind its time is late. Before that its time may be made longer."""
+        for uid, info in self._late.items():
+            behind = store_time(info) - self.expected.closes_at
+            self.reject(uid, "late", f"written {behind:.0f} s after its window's time was over, grace included")
 
     def reject(self, uid: str, reason: str, told: str) -> None:
         self.rejected[uid] = Rejected(uid=uid, window=self.expected.window, reason=reason, told=told)
