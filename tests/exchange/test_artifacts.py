@@ -33,6 +33,11 @@ def test_an_artifact_comes_out_as_it_went_in() -> None:
     assert len(WHOLE) <= largest(SHAPES)
 
 
+def test_a_single_number_stays_one() -> None:
+    number = np.array(7.0, np.float32)
+    assert unpack(pack({}, {"step": number})[1], {"step": ("F32", ())}).tensors["step"].shape == ()
+
+
 def test_others_read_it_as_safetensors() -> None:
     found = load(WHOLE)
     for name, array in TENSORS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from penstock.train.device_batch import to_device
 MINERS = ("m0", "m1", "m2", "m3")
 
 
-def run_all(stage: Stage, **settings: object) -> None:
+def run_all(stage: Stage, **settings: Any) -> None:
     aggregator = stage.aggregator(**settings)
     miners = [stage.miner(uid) for uid in MINERS]
     stage.finish(aggregator, *miners, stage.validator())

@@ -49,7 +49,7 @@ class Artifact:
 
 def pieces(header: dict[str, Any], tensors: Tensors) -> tuple[str, Iterator[bytes | memoryview]]:
     """An artifact's digest, and its bytes piece by piece, so that a large one is never held twice."""
-    arrays = {name: np.ascontiguousarray(array) for name, array in sorted(tensors.items())}
+    arrays = {name: np.asarray(array, order="C") for name, array in sorted(tensors.items())}
     digest = _digest(header, arrays.values())
     described: dict[str, Any] = {_META: {_FIELD: orjson.dumps({**header, "digest": digest}).decode()}}
     at = 0
@@ -140,7 +140,7 @@ def _digest(header: dict[str, Any], arrays: Any) -> str:
 
 def raw(array: np.ndarray) -> memoryview:
     """An array's bytes where they are."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
 def _some(names: Mapping[str, Any]) -> str:
