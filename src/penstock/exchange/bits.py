@@ -27,13 +27,14 @@ def pack_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_bits(data: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """What `pack_bits` made rows of `count` numbers into; int64."""
+    """What `pack_bits` made rows of `count` numbers into; uint16 up to 16 bits."""
     rows = data.shape[0]
     if bits == 12 and count % 2 == 0:
-        parts = data.reshape(rows, -1, 3).astype(np.int64)
-        made = np.empty((rows, count), np.int64)
-        made[:, 0::2] = parts[..., 0] | (parts[..., 1] & 15) << 8
-        made[:, 1::2] = parts[..., 1] >> 4 | parts[..., 2] << 4
+        parts = data.reshape(rows, -1, 3)
+        middle = parts[..., 1]
+        made = np.empty((rows, count), np.uint16)
+        made[:, 0::2] = parts[..., 0] | (middle & 15).astype(np.uint16) << 8
+        made[:, 1::2] = middle >> 4 | parts[..., 2].astype(np.uint16) << 4
         return made
     spread = np.unpackbits(data, axis=1, count=count * bits, bitorder="little").reshape(rows, count, bits)
-    return (spread.astype(np.int64) << np.arange(bits)).sum(axis=2)
+    return (spread.astype(np.uint32) << np.arange(bits, dtype=np.uint32)).sum(axis=2).astype(np.uint16)
