@@ -190,7 +190,6 @@ def main() -> None:
             told = {"kind": "contribution", "version": "v1", "run": "bench", "uid": uid, "window": 0, "base": BASE}
             data = pack({**told, "samples_digest": BASE}, codec.encode(torch.ones(count), codec.new_memory()))[1]
             store.put(KEYS.contribution(uid, 0), data)
-        del data
         memory(count, store, 256 << 20)
         gather(count, store, "compressed", rounds)
         gather(count, store, "dense", rounds)

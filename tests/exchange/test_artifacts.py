@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -31,6 +32,15 @@ def test_an_artifact_comes_out_as_it_went_in() -> None:
     for name, array in TENSORS.items():
         assert np.array_equal(found.tensors[name], array)
     assert len(WHOLE) <= largest(SHAPES)
+
+
+def test_a_header_nested_too_deep_is_rejected() -> None:
+    nested: object = 1
+    for _ in range(600):
+        nested = [nested]
+    told = json.dumps({"__metadata__": {"penstock": json.dumps({"deep": nested, "digest": "0" * 64})}}).encode()
+    with pytest.raises(ArtifactRejected, match="malformed"):
+        unpack(len(told).to_bytes(8, "little") + told, {})
 
 
 def test_a_single_number_stays_one() -> None:

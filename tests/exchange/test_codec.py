@@ -31,7 +31,7 @@ def test_nothing_is_lost_only_late(kind: str, count: int, side: int, top_k: int)
     memory = codec.new_memory()
     change = torch.randn(count, generator=torch.Generator().manual_seed(1))
     received = torch.zeros(count)
-    for window in range(300):
+    for window in range(150):
         tensors = codec.encode(change if window == 0 else torch.zeros(count), memory)
         codec.check(tensors)
         received += decoded(codec, tensors)

@@ -118,6 +118,20 @@ def test_what_changes_between_check_and_use_is_left_out(tmp_path: Path) -> None:
     assert gathering.rejected["a"].reason == "changed"
 
 
+def test_the_first_contribution_ever_cannot_ruin_the_weights(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=3600.0)
+    run.contribute("a", 0, run.opened.facts_digest, scale=1e30)
+    thread = run.close(1)
+    run.contribute("b", 0, run.opened.facts_digest)
+    thread.join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b"]
+    assert [(each.uid, each.reason) for each in manifest.rejected] == [("a", "norm")]
+    replica = run.opened.replica()
+    replica.catch_up()
+    assert bool(torch.isfinite(replica.weights).all())
+
+
 class Immense(LocalStorage):
     """Says that every object has ten gigabytes, and fails whoever reads one."""
 

@@ -130,6 +130,7 @@ class Aggregator:
             budget_bytes=self._gather_bytes,
             usual_norms=self._usual_norms(window),
             norm_factor=settings.norm_factor,
+            max_norm=settings.max_norm,
         )
         closing = _Closing(gathering, peers, members, scores_window, [])
         while not self._stop.requested():

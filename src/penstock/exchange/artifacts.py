@@ -103,7 +103,10 @@ def unpack(data: bytes | memoryview, shapes: Shapes) -> Artifact:
         tensors[name] = np.frombuffer(view[begin + at : begin + at + size], _TYPES[kind]).reshape(shape)
         at += size
     digest = header.pop("digest", None)
-    found = _digest(header, tensors.values())
+    try:
+        found = _digest(header, tensors.values())
+    except TypeError:  # nested deeper than can be written again
+        raise ArtifactRejected("malformed", "its header cannot be written as it was read") from None
     if digest != found:
         raise ArtifactRejected("malformed", "its digest is not that of its content")
     return Artifact(header, tensors, found)

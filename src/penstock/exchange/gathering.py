@@ -6,6 +6,7 @@ version that was checked, when their turn comes. However many there are, the sum
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,7 @@ class Gathering:
         budget_bytes: int = GATHER_BYTES,
         usual_norms: Sequence[float] = (),
         norm_factor: float = 10.0,
+        max_norm: float = math.inf,
     ) -> None:
         """Begin with nothing.
 
@@ -46,12 +48,14 @@ class Gathering:
             budget_bytes: How much memory contributions may take, beside the sum; one alone may take more.
             usual_norms: Norms of contributions of the windows before.
             norm_factor: How far from what is usual a norm may be.
+            max_norm: How large a norm may be, whatever is usual.
         """
         self._receiver = receiver
         self.expected = expected
         self._budget = max(0, budget_bytes)
         self._usual = list(usual_norms)
         self._factor = norm_factor
+        self._max_norm = max_norm
         self.received: dict[str, Received] = {}
         """Those that were found sound, with their content as far as it is kept."""
         self.rejected: dict[str, Rejected] = {}
@@ -83,7 +87,9 @@ class Gathering:
         there = [self.received[uid] for uid in uids if uid in self.received]
         usual = self._usual_norm()
         for each in there:
-            if not usual / self._factor <= each.norm <= usual * self._factor or not each.norm:
+            if each.norm > self._max_norm:
+                self.reject(each.uid, "norm", f"its norm is {each.norm:.4g}: expected at most {self._max_norm:g}")
+            elif not usual / self._factor <= each.norm <= usual * self._factor or not each.norm:
                 told = (
                     f"its norm is {each.norm:.4g}, usual is {usual:.4g}: expected at most {self._factor:g} times that"
                 )
@@ -121,7 +127,7 @@ class Gathering:
 
     def _usual_norm(self) -> float:
         """What is usual: the lower median of this window's and the last ones'."""
-        norms = [each.norm for each in self.received.values() if each.norm > 0] + self._usual
+        norms = [each.norm for each in self.received.values() if 0 < each.norm <= self._max_norm] + self._usual
         return statistics.median_low(norms) if norms else 0.0
 
     def _received(self, there: list[tuple[str, ObjectInfo]]) -> Iterator[tuple[str, Received | Rejected]]:

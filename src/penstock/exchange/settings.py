@@ -72,6 +72,8 @@ class ExchangeSettings:
     """How the aggregate is published: 8 bits a weight, or fp32."""
     norm_factor: float = 10.0
     """A contribution whose norm is so many times greater, or smaller, than is usual is rejected."""
+    max_norm: float = 10_000.0
+    """Whatever is usual, no contribution has a greater norm: what the first ever sends cannot ruin the weights."""
     checkpoint_every: int = 10
     """Windows between checkpoints."""
     keep_checkpoints: int = 3
@@ -146,7 +148,7 @@ _COUNTS = (
     "top_k",
     "chunk_side",
 )
-_POSITIVE = ("window_s", "inner_learning_rate", "max_grad_norm", "outer_learning_rate", "norm_factor")
+_POSITIVE = ("window_s", "inner_learning_rate", "max_grad_norm", "outer_learning_rate", "norm_factor", "max_norm")
 _CHOICES = {
     "inner": ("adamw", "gradient"),
     "codec": ("dct", "topk", "dense"),
