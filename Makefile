@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Tests run in so many processes; each file of them in one.
+TEST_PROCESSES ?= 2
+
 .PHONY: setup demo test check soak format clean
 
 setup: $(READY)
@@ -18,7 +21,7 @@ demo: $(READY)
 	$(BIN)/penstock demo
 
 test: $(READY)
-	$(BIN)/pytest -m 'not soak'
+	$(BIN)/pytest -m 'not soak' --numprocesses=$(TEST_PROCESSES) --dist=loadfile
 
 check: $(READY)
 	$(BIN)/ruff check src tests benchmarks

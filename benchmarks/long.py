@@ -56,6 +56,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "vocab_size": 32_000,
     },
+    "0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4_864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    },
     "1.5B": {
         "hidden_size": 1_536,
         "intermediate_size": 8_960,
@@ -173,20 +182,23 @@ def memory(args: argparse.Namespace) -> dict[str, Any]:
     for how in ways:
         whole = how not in CHUNKED
         told[how] = {
-            length: _peak_of_step(how, length, 1, args.chunk_size, device)
+            length: _peak_of_step(how, length, args.chunk_size, device)
             for length in args.lengths
             if not (whole and length > 65_536)
         }
         if how != "checkpointed":
-            told[f"{how}, 4 sequences of 32768"] = _peak_of_step(how, 32_768, 4, args.chunk_size, device)
+            told[f"{how}, 4 sequences of 32768"] = _peak_of_step(how, 32_768, args.chunk_size, device, sequences=4)
+            told[f"{how}, 0.5B, 32768"] = _peak_of_step(how, 32_768, args.chunk_size, device, shape="0.5B")
     return told
 
 
-def _peak_of_step(how: How, length: int, sequences: int, chunk_size: int, device: torch.device) -> float | str:
+def _peak_of_step(
+    how: How, length: int, chunk_size: int, device: torch.device, *, sequences: int = 1, shape: str = "130M"
+) -> float | str:
     """The peak of a step that is not the first, in GiB."""
     free()  # what the step before left behind
-    trainer = make_trainer(make_model("130M", device), how, chunk_size)
-    batch = make_batch(length, SHAPES["130M"]["vocab_size"], device, sequences=sequences)
+    trainer = make_trainer(make_model(shape, device), how, chunk_size)
+    batch = make_batch(length, SHAPES[shape]["vocab_size"], device, sequences=sequences)
     try:
         trainer.step(batch, 1)
         return round(peak_gib(lambda: trainer.step(batch, 2), device), 3)

@@ -217,3 +217,9 @@ def test_a_skipped_step_is_counted_and_has_no_loss() -> None:
 @pytest.mark.parametrize(("seconds", "told"), [(5.4, "5 s"), (65, "1 min 05 s"), (7500, "2 h 05 min")])
 def test_durations_are_told_as_people_read_them(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_devices_are_another_spelling_of_cuda_ids(tmp_path: Path) -> None:
+    words = ["train", "--dataset-file", "data", "--run", str(tmp_path), "--devices", "0,1"]
+    with pytest.raises(ConfigError, match=r"cuda_ids='0,1' names several devices: use them with .* --streamed"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

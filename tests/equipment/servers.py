@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -106,13 +107,25 @@ def _s3_command(folder: Path, port: int) -> list[str]:
 
 
 @contextmanager
-def postgres_server(folder: Path) -> Iterator[str]:
-    """PostgreSQL with its data in `folder`; yields its URL."""
-    server = get_server(folder)
+def postgres_server() -> Iterator[str]:
+    """PostgreSQL with its data in a folder of its own; yields its URL."""
+    with _open_folder() as folder:
+        server = get_server(folder / "data")
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@contextmanager
+def _open_folder() -> Iterator[Path]:
+    """A folder that the server's own user can enter; every start of pytest closes pytest's folders to other users."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-postgres-"))
+    folder.chmod(0o755)
     try:
-        yield server.get_uri()
+        yield folder
     finally:
-        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(slots=True)
@@ -155,16 +168,17 @@ class KillablePostgres:
 
 
 @contextmanager
-def killable_postgres(folder: Path) -> Iterator[KillablePostgres]:
-    """PostgreSQL with its data in `folder`, as durable as it comes."""
-    first = get_server(folder)
-    server = KillablePostgres(folder, first.get_uri())
-    first.cleanup()  # what made the data files stops; from here on the server is ours
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
+def killable_postgres() -> Iterator[KillablePostgres]:
+    """PostgreSQL with its data in a folder of its own, as durable as it comes."""
+    with _open_folder() as folder:
+        first = get_server(folder / "data")
+        server = KillablePostgres(folder / "data", first.get_uri())
+        first.cleanup()  # what made the data files stops; from here on the server is ours
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
 
 
 def _free_port() -> int:

@@ -23,9 +23,9 @@ pytest.register_assert_rewrite(*(f"ledger.{name}" for name in (*_SUITE, "model")
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The URL of a server that forgets on power loss, which no test here causes, and is the faster for it."""
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+    with postgres_server() as url:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET fsync = off")
             connection.execute("SELECT pg_reload_conf()")

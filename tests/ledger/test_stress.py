@@ -49,7 +49,7 @@ def test_sixteen_processes_of_four_threads_train_ten_thousand_chunks_three_times
 
 def _survive(folder: Path, *, chunks: int, kills: int, workers: int) -> None:
     """Workers go on through the deaths of their server; each notes what was acknowledged, at once."""
-    with killable_postgres(folder / "server") as server:
+    with killable_postgres() as server:
         url = f"{server.url}&run=survivor"
         open_at(url, chunks).close()
         command = [sys.executable, "-c", NOTE_ALL, url, str(chunks)]

@@ -43,12 +43,12 @@ Ledgers = Callable[[], str]
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def new_ledger(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledgers]:
+def new_ledger(request: pytest.FixtureRequest) -> Iterator[Ledgers]:
     """Names a ledger that no run has used."""
     if request.param == "sqlite":
         yield lambda: ""
         return
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+    with postgres_server() as url:
         yield lambda: f"{re.sub(r'//[^@]*@', '//postgres@', url)}&run=matrix_{uuid4().hex}"
 
 

@@ -70,7 +70,7 @@ def test_a_missing_device_loses_nothing_of_a_run(store: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"cuda_ids": "0,1"}, "names several devices: use them with --parallel-independent or --ddp"),
+        ({"cuda_ids": "0,1"}, "names several devices: use them with --parallel-independent, --ddp or --streamed"),
         ({"cuda_ids": "0,x"}, "is no list of devices"),
         ({"cuda_ids": "0,1", "parallel_independent": True, "workers": 3}, "workers=3 and cuda_ids='0,1' disagree"),
         ({"cuda_ids": "0", "device": "cpu"}, "exclude each other"),

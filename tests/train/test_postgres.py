@@ -18,8 +18,8 @@ from penstock.train.stopping import StopRequest
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with postgres_server(tmp_path_factory.mktemp("postgres")) as url:
+def server() -> Iterator[str]:
+    with postgres_server() as url:
         yield re.sub(r"//[^@]*@", "//postgres:s3cret@", url)
 
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn
 from rich.text import Text
 
-from penstock.cli.output import console, counted
+from penstock.cli.output import console, counted, human_bytes
 
 _SMOOTHING = 0.95
 _LINE_EVERY_S = 10.0
@@ -155,6 +155,8 @@ class TrainingProgress:
         kind = event["event"]
         if kind == "run_started":
             self._say_start(event)
+        elif kind == "plan":
+            self._say_plan(event)
         elif kind == "step":
             self._tell_step(event)
         elif kind == "worker_lost":
@@ -172,6 +174,17 @@ class TrainingProgress:
             f"model: {event['model']} in {event['precision']}, "
             f"workers: {event['workers']} on {', '.join(sorted(set(event['devices'])))}, "
             f"run: {event['run_dir']}{resumed}"
+        )
+
+    def _say_plan(self, event: dict[str, Any]) -> None:
+        host, free = human_bytes(event["host_bytes"]), human_bytes(event["host_free_bytes"])
+        budget = event["device_budget_bytes"]
+        device = "" if budget is None else f", {human_bytes(event['device_bytes'])} of {human_bytes(budget)} on the GPU"
+        stays = f", {counted(event['residents'], 'unit')} of {event['layers'] + 1} stay there" if budget else ""
+        terms = ", ".join(f"{term} {event[f'{term}_s']:.3g} s" for term in ("compute", "link", "optimizer"))
+        self._say(
+            f"plan: {event['parameters'] / 1e9:.3g} B parameters, {host} of {free} free on the host{device}{stays}; "
+            f"a step: {terms}: {event['binds']} binds"
         )
 
     def _tell_step(self, event: dict[str, Any]) -> None:

@@ -22,12 +22,14 @@ class Flag:
     panel: str
     help: str
     """Ends with the default, in parentheses, where there is one to speak of."""
+    also: tuple[str, ...] = ()
+    """Other spellings."""
 
     @property
     def parameter(self) -> inspect.Parameter:
         dashed = "--" + self.name.replace("_", "-")
         spelled = f"{dashed}/--no-{dashed[2:]}" if self.kind is bool else dashed
-        option = typer.Option(spelled, help=self.help, rich_help_panel=self.panel, show_default=False)
+        option = typer.Option(spelled, *self.also, help=self.help, rich_help_panel=self.panel, show_default=False)
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[self.kind | None, option]
         )
@@ -45,6 +47,9 @@ FLAGS = (
     Flag("chunk_size", str, "Long sequences", "Tokens of such a chunk, or auto: the largest that fits (2048)"),
     Flag("bptt_chunks", str, "Long sequences", "Chunks a recurrent model's gradients go back through, or all (1)"),
     Flag("cpu_offload", bool, "Long sequences", "Keep what chunks leave for others in host memory"),
+    Flag("streamed", bool, "Streamed models", "Weights and optimizer in host memory: for models larger than the GPU"),
+    Flag("gpu_budget_gib", float, "Streamed models", "GPU memory to use; what is left keeps layers there (nearly all)"),
+    Flag("offload_activations", bool, "Streamed models", "Keep states between layers in host memory too"),
     Flag("tokenizer", str, "Data", f"{TOKENIZER_HELP} Without: the model's own, else one is trained on the data."),
     Flag("vocab_size", int, "Data", "Entries of a tokenizer trained here (4096)"),
     Flag("model", str, "Model", "tiny, small, act, counting; a folder, a config.json, or owner/name of the Hub (tiny)"),
@@ -64,7 +69,7 @@ FLAGS = (
     Flag("ddp", bool, "Workers", "Ranks that learn every batch together: under torchrun, else --workers of them"),
     Flag("workers", int, "Workers", "How many workers or ranks; with --cuda-ids one a device (1)"),
     Flag("plan", str, "Workers", "claims or strided; without, strided with --ddp, else claims"),
-    Flag("cuda_ids", str, "Workers", "CUDA devices, as in 0,1"),
+    Flag("cuda_ids", str, "Workers", "CUDA devices, as in 0,1", also=("--devices",)),
     Flag("device", str, "Workers", "auto, cpu, cuda or cuda:N (auto)"),
     Flag("merge", str, "Workers", "mean, or sum of what each worker changed (mean)"),
     Flag("outer_learning_rate", float, "Workers", "How much of the workers' mean change is taken at a merge (1.0)"),

@@ -8,6 +8,7 @@ from penstock.errors import CheckpointError
 from penstock.ledger import Commit, Session
 from penstock.train.committing import Committer, StopReason
 from penstock.train.events import Events
+from penstock.train.ranks import Ranks
 from penstock.train.stopping import StopRequest
 from penstock.train.trainer import Trainer
 
@@ -46,7 +47,7 @@ class CommitAlone:
         last = self._committer.ledger.last_commit()
         if last is None:
             raise CheckpointError("the run has no commit to take up again")
-        trainer.load_state(self._committer.checkpoints.read(last.checkpoint_id, last.digest))
+        trainer.begin(self._committer.checkpoints.parts(last.checkpoint_id, last.digest), Ranks())
         return True
 
 

@@ -70,6 +70,7 @@ def check(config: TrainingConfig) -> None:
     _check_schedule(config)
     _check_devices(config)
     _check_chunks(config)
+    _check_streamed(config)
     if config.eval_every and not config.eval_file:
         raise ConfigError(f"eval_every={config.eval_every} needs something to evaluate on (--eval-file)")
     if config.eval_file and config.model == "counting":
@@ -125,6 +126,34 @@ def _check_chunks(config: TrainingConfig) -> None:
         raise ConfigError("cpu_offload is about what chunks leave for others: it needs --use-chunked-training")
 
 
+def _check_streamed(config: TrainingConfig) -> None:
+    if not config.streamed:
+        for name in ("gpu_budget_gib", "offload_activations"):
+            if getattr(config, name):
+                raise ConfigError(f"{name}={getattr(config, name)} is about streamed models: it needs --streamed")
+        return
+    from penstock.train.config import MODELS
+
+    if config.model in MODELS:
+        raise ConfigError(
+            f"model={config.model!r} is small and built in, and cannot be streamed: name a model of transformers "
+            "(--model, a folder, a config.json or owner/name), or leave --streamed away"
+        )
+    if config.parallel_independent:
+        raise ConfigError(
+            "streamed and parallel_independent exclude each other, since every replica would hold the whole model: "
+            "several --workers or --devices of a streamed run share one copy without it"
+        )
+    if config.use_chunked_training:
+        raise ConfigError(
+            "streamed and use_chunked_training exclude each other: leave one away; for longer sequences a streamed run "
+            "has --offload-activations and --gradient-accumulation-steps"
+        )
+    budget = config.gpu_budget_gib
+    if budget is not None and not 0 < budget < 2**20:
+        raise ConfigError(f"gpu_budget_gib={budget} cannot work: expected GiB above 0, or none for nearly all there is")
+
+
 def _check_devices(config: TrainingConfig) -> None:
     if not re.fullmatch(r"(\d+(,\d+)*)?", config.cuda_ids):
         raise ConfigError(f"cuda_ids={config.cuda_ids!r} is no list of devices: expected numbers, as in 0,1")
@@ -134,14 +163,15 @@ def _check_devices(config: TrainingConfig) -> None:
         raise ConfigError("parallel_independent and ddp exclude each other: choose one")
     if config.parallel_independent and config.plan == "strided":
         raise ConfigError("plan='strided' deals every batch to all ranks: it needs --ddp, or one worker")
-    several = config.parallel_independent or config.ddp
+    several = config.parallel_independent or config.ddp or config.streamed
     if len(config.cuda_indices) > 1 and not several:
         raise ConfigError(
-            f"cuda_ids={config.cuda_ids!r} names several devices: use them with --parallel-independent or --ddp"
+            f"cuda_ids={config.cuda_ids!r} names several devices: use them with --parallel-independent, --ddp or "
+            "--streamed"
         )
     if config.cuda_ids and config.device == "cpu":
         raise ConfigError(f"cuda_ids={config.cuda_ids!r} and device='cpu' exclude each other: leave one away")
     if config.cuda_ids and config.workers not in (1, len(config.cuda_indices)):
         raise ConfigError(f"workers={config.workers} and cuda_ids={config.cuda_ids!r} disagree: leave workers away")
     if config.workers > 1 and not several:
-        raise ConfigError(f"workers={config.workers} needs --parallel-independent or --ddp")
+        raise ConfigError(f"workers={config.workers} needs --parallel-independent, --ddp or --streamed")

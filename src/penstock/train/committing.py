@@ -48,10 +48,13 @@ class Committer:
         self._prune()
         return commit
 
-    def go_back(self) -> tuple[State, Commit, int] | None:
+    def go_back(self, *, read: bool = True) -> tuple[State | None, Commit, int] | None:
         """Restore the newest commit whose checkpoint is sound: its state, the commit, and the new generation.
 
         None where nothing was ever committed.
+
+        Args:
+            read: Whether the state is wanted as a whole; else it is only looked through.
         """
         commits = self.ledger.commits()
         kept = set(self.checkpoints.ids())
@@ -59,7 +62,9 @@ class Committer:
             if commit.checkpoint_id not in kept and commit is not commits[-1]:
                 continue  # pruned long ago
             try:
-                state = self.checkpoints.read(commit.checkpoint_id, commit.digest)
+                if not read:
+                    self.checkpoints.verify(commit.checkpoint_id, commit.digest)
+                state = self.checkpoints.read(commit.checkpoint_id, commit.digest) if read else None
             except CheckpointError as error:
                 _log.warning("%s: going back to the commit before it", error)
                 continue

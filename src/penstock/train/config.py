@@ -37,10 +37,12 @@ MAY_CHANGE = frozenset(
         "eval_every",
         "eval_file",
         "eval_source",
+        "gpu_budget_gib",
         "iterate",
         "keep_checkpoints",
         "ledger",
         "log_file",
+        "offload_activations",
         "on_nan",
         "parallel_independent",
         "rank_timeout_s",
@@ -50,6 +52,7 @@ MAY_CHANGE = frozenset(
         "stall_timeout_s",
         "steps",
         "stop_after_epoch",
+        "streamed",
         "workers",
     }
 )
@@ -97,6 +100,13 @@ class TrainingConfig:
     """Chunks that the gradients of a recurrent model go back through; those of others go back through all."""
     cpu_offload: bool = False
     """Keep what chunks leave for others (keys, values, a carry) in host memory."""
+    streamed: bool = False
+    """Hold weights and optimizer in host memory, and bring layers to the device as they are needed: for models larger
+    than it. Several devices or workers are ranks, as with `ddp`."""
+    gpu_budget_gib: float | None = None
+    """Memory of the device that a streamed run may use; what is left of it keeps layers there. None: nearly all."""
+    offload_activations: bool = False
+    """Keep the states between layers of a streamed run in host memory too."""
     learning_rate: float = 1e-3
     """The greatest one, where there is a schedule."""
     lr_schedule: Literal["constant", "cosine", "linear"] = "constant"

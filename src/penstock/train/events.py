@@ -45,6 +45,30 @@ class RunStarted(TypedDict):
     epoch: int
 
 
+class Planned(TypedDict):
+    """What a streamed run will need, worked out before it begins."""
+
+    parameters: int
+    layers: int
+    host_bytes: int
+    """All ranks of a machine together."""
+    host_free_bytes: int
+    device_bytes: int
+    """Of each device, without layers that stay there."""
+    device_budget_bytes: int | None
+    """None where the host computes."""
+    residents: int
+    """Units that stay on the device: what is around the layers first, then layers."""
+    compute_s: float
+    """Seconds a step by what takes them, each by itself:"""
+    link_s: float
+    optimizer_s: float
+    step_s: float
+    """the longest of them,"""
+    binds: str
+    """and which that is: compute, link or optimizer."""
+
+
 class WorkerStarted(TypedDict):
     """A worker has joined."""
 
@@ -74,6 +98,8 @@ class Step(TypedDict):
     """How long the step waited for its batch."""
     tokens_per_s: float
     """Of this step and its wait."""
+    mfu: float | None
+    """The share of the devices' peak that this step's arithmetic was; None but for streamed runs on known devices."""
     worker: str
     session: int
     epoch: int
@@ -144,6 +170,7 @@ class RunStopped(TypedDict):
 
 EVENTS: dict[str, type] = {
     "run_started": RunStarted,
+    "plan": Planned,
     "worker_started": WorkerStarted,
     "step": Step,
     "chunk": Chunk,

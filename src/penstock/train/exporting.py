@@ -18,6 +18,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError, ConfigError
 from penstock.ledger import Commit
 from penstock.storage import LocalStorage, open_storage
+from penstock.train.checkpoints import in_files
 from penstock.train.config import MODELS, RunConfig
 from penstock.train.folders import writable_folder
 from penstock.train.models.act import ActShape, RecurrentModel
@@ -44,7 +45,7 @@ def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
     folder = writable_folder(open_storage(dest), what="export folder", remedy="name another")
     parts = RunParts(storage, before.training.ledger or embedded_ledger(storage))
     commit = _commit(parts, checkpoint_id)
-    state = parts.checkpoints.read(commit.checkpoint_id, commit.digest)
+    state = parts.checkpoints.read(commit.checkpoint_id, commit.digest, only="model")
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
     if before.training.model == "act":
         config = _as_act(before)
@@ -77,7 +78,13 @@ def _commit(parts: RunParts, checkpoint_id: str) -> Commit:
 def _write(
     dest: LocalStorage, config: dict[str, Any], weights: dict[str, Tensor], tokenizer: bytes, end_of_text: str
 ) -> None:
-    dest.put("model.safetensors", save(weights, metadata={"format": "pt"}))
+    files = in_files("model", weights)
+    for name, tensors in files.items():
+        dest.put(name, save(tensors, metadata={"format": "pt"}))
+    if len(files) > 1:
+        where = {tensor: name for name, tensors in files.items() for tensor in tensors}
+        index = {"metadata": {"total_size": sum(each.nbytes for each in weights.values())}, "weight_map": where}
+        dest.put("model.safetensors.index.json", json.dumps(index, indent=2).encode())
     dest.put(TOKENIZER_KEY, tokenizer)
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end_of_text}
     dest.put("tokenizer_config.json", json.dumps(told, indent=2).encode())

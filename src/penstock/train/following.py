@@ -19,7 +19,7 @@ from penstock.train.parts import TOKENIZER_KEY, RunParts
 from penstock.train.ranks import Ranks
 from penstock.train.result import RunResult
 from penstock.train.stopping import StopRequest
-from penstock.train.trainer import Trainer
+from penstock.train.trainer import Trainer, closing_trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,10 @@ def follow(ranks: Ranks, device: torch.device, stop: StopRequest, on_progress: C
             engine=parts.run_config.tokenizer_engine,
         )
         parts.model_config = outset.model_config
-        trainer = parts.trainer(device)
-        trainer.load_state(ranks.state_from_first(None))
-        make_job(parts, ranks, outset, trainer, stop, on_progress, None).run()
+        parts.limit_threads(ranks.local_world)
+        with closing_trainer(parts.trainer(device, ranks)) as trainer:
+            trainer.begin(None, ranks)
+            make_job(parts, ranks, outset, trainer, stop, on_progress, None).run()
     return RunResult(**ranks.from_first(dict))
 
 
@@ -88,7 +89,6 @@ def make_job(
     keeper: Keeper | None,
 ) -> Job:
     """The loop of one rank, whose trainer is where the last commit was; `keeper` is rank 0's."""
-    parts.limit_threads(ranks.local_world)
     return Job(
         ranks=ranks,
         config=parts.config,

@@ -203,7 +203,7 @@ class Job:
         self._total_steps += 1
 
     def _commit(self, stop: StopWish | None, *, idle: bool) -> StopReason | None:
-        self._ranks.require_equal(self._trainer.model.parameters())
+        self._ranks.require_equal(self._trainer.tensors_alike())
         told = self._ranks.from_first(lambda: self._first.commit(self._course, self._trainer, stop=stop, idle=idle))
         self._course.committed(told)
         self._committed_at = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -19,9 +20,10 @@ from penstock.train.evaluation import Evaluation
 from penstock.train.events import Events
 from penstock.train.models import Learner, build_model
 from penstock.train.optimizers import AdamSettings
+from penstock.train.ranks import Ranks
 from penstock.train.schedule import Schedule
 from penstock.train.staging import Staging
-from penstock.train.trainer import InChunks, State, Trainer
+from penstock.train.trainer import InChunks, State, Trainer, first_state
 
 TOKENIZER_KEY = "tokenizer.json"
 MODEL_KEY = "model_config.json"
@@ -97,37 +99,55 @@ class RunParts:
     def staging(self, device: torch.device) -> Staging:
         return Staging(self.feed, device)
 
-    def trainer(self, device: torch.device | None = None, *, weights: State | None = None) -> Trainer:
-        """A fresh model from the run's seed, with its optimizer.
+    def first_state(self, weights: State | None = None) -> State:
+        """What the run begins with: a fresh model from its seed.
 
         Args:
-            device: Where it computes; the CPU where not given.
             weights: What a model of `transformers` begins with instead, by its own names.
         """
-        config = self.config
         model = self._model()
         if weights is not None:
             from penstock.train.models.huggingface import CausalLM
 
             assert isinstance(model, CausalLM)
             model.take(weights)
-        return Trainer(
-            model,
-            schedule=Schedule(
+        return first_state(model)
+
+    def trainer(self, device: torch.device | None = None, ranks: Ranks | None = None) -> Trainer:
+        """A fresh model from the run's seed, with its optimizer.
+
+        Args:
+            device: Where it computes; the CPU where not given.
+            ranks: All ranks of a job. Those of a streamed one make it at the same time.
+        """
+        config = self.config
+        model = self._model()
+        settings: dict[str, Any] = {
+            "schedule": Schedule(
                 learning_rate=config.learning_rate,
                 kind=config.lr_schedule,
                 warmup_steps=config.warmup_steps,
                 total_steps=config.schedule_steps or 0,
                 min_ratio=config.min_lr_ratio,
             ),
-            adam=AdamSettings(weight_decay=config.weight_decay, beta1=config.beta1, beta2=config.beta2),
-            accumulation=config.gradient_accumulation_steps,
-            max_grad_norm=config.max_grad_norm,
-            precision="bf16" if config.precision == "bf16" else "fp32",
-            on_nan=config.on_nan,
-            in_chunks=self._in_chunks(model),
-            device=device,
-        )
+            "adam": AdamSettings(weight_decay=config.weight_decay, beta1=config.beta1, beta2=config.beta2),
+            "accumulation": config.gradient_accumulation_steps,
+            "max_grad_norm": config.max_grad_norm,
+            "precision": "bf16" if config.precision == "bf16" else "fp32",
+            "on_nan": config.on_nan,
+            "device": device,
+        }
+        if config.streamed:
+            from penstock.train.streamed import StreamedTrainer
+
+            return StreamedTrainer(
+                model,
+                gpu_budget_gib=config.gpu_budget_gib,
+                offload_activations=config.offload_activations,
+                ranks=ranks,
+                **settings,
+            )
+        return Trainer(model, in_chunks=self._in_chunks(model), **settings)
 
     def _in_chunks(self, model: Learner) -> InChunks | None:
         """How sequences are learned that are not learned as a whole."""

@@ -52,7 +52,7 @@ class Ranks:
         """
         self.rank = rank
         self.world = world
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._on_wait = on_wait
         self._gradients: GradientSum | None = None
 
@@ -107,12 +107,12 @@ class Ranks:
         the time-out when it is stopped. Inside, nothing else may be done together.
         """
         done, failed = threading.Event(), list[RankLost]()
-        every_s = min(_SIGN_OF_LIFE_S, self._timeout_s / 4)
+        every_s = min(_SIGN_OF_LIFE_S, self.timeout_s / 4)
 
         def show() -> None:
             try:
                 while not done.wait(every_s):
-                    self._collective(lambda: dist.broadcast(torch.tensor([_WAIT_ON]), src=0))
+                    self.collective(lambda: dist.broadcast(torch.tensor([_WAIT_ON]), src=0))
             except RankLost as error:
                 failed.append(error)
 
@@ -135,15 +135,15 @@ class Ranks:
 
     def _broadcast_bytes(self, data: bytes | None) -> bytes:
         length = torch.tensor([len(data) if data is not None else _WAIT_ON])
-        self._collective(lambda: dist.broadcast(length, src=0))
+        self.collective(lambda: dist.broadcast(length, src=0))
         while int(length) == _WAIT_ON:
             self._on_wait()
-            self._collective(lambda: dist.broadcast(length, src=0))
+            self.collective(lambda: dist.broadcast(length, src=0))
         if data is not None:
             payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         else:
             payload = torch.empty(int(length), dtype=torch.uint8)
-        self._collective(lambda: dist.broadcast(payload, src=0))
+        self.collective(lambda: dist.broadcast(payload, src=0))
         return data if data is not None else payload.numpy().tobytes()
 
     # -- what all know together ----------------------------------------------------------------------------------------
@@ -153,8 +153,17 @@ class Ranks:
         if self.world == 1:
             return list(numbers)
         sums = torch.tensor(list(numbers), dtype=torch.float64)
-        self._collective(lambda: dist.all_reduce(sums))
+        self.collective(lambda: dist.all_reduce(sums))
         return sums.tolist()
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of every rank, in their order; each has as many."""
+        if self.world == 1:
+            return [list(numbers)]
+        mine = torch.tensor(list(numbers), dtype=torch.int64)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        self.collective(lambda: dist.all_gather(found, mine))
+        return [each.tolist() for each in found]
 
     def expect_gradients(self, parameters: Iterable[Tensor]) -> None:
         """The backward pass that comes is the step's last on this rank: gradients are summed while it makes others.
@@ -177,17 +186,17 @@ class Ranks:
 
     def _begin_sum(self, flat: Tensor) -> Callable[[], None]:
         begun: list[Any] = []
-        self._collective(lambda: begun.append(dist.all_reduce(flat, async_op=True)))
-        return lambda: self._collective(begun[0].wait)
+        self.collective(lambda: begun.append(dist.all_reduce(flat, async_op=True)))
+        return lambda: self.collective(begun[0].wait)
 
     def require_equal(self, parameters: Iterable[Tensor]) -> None:
         """Refuse to go on where ranks have different weights: nothing they commit would be worth it."""
         if self.world == 1:
             return
-        sums = [float(parameter.detach().double().sum()) for parameter in parameters]
+        sums = [float(parameter.detach().sum(dtype=torch.float64)) for parameter in parameters]  # no copy of it
         mine = torch.tensor(sums, dtype=torch.float64).view(torch.int64)
         first = mine.clone()
-        self._collective(lambda: dist.broadcast(first, src=0))
+        self.collective(lambda: dist.broadcast(first, src=0))
         differing = self.total([float(not torch.equal(mine, first))])[0]
         if differing:
             raise TrainError(
@@ -198,16 +207,18 @@ class Ranks:
 
     # -- how it fails --------------------------------------------------------------------------------------------------
 
-    def _collective(self, operation: Callable[[], Any]) -> None:
+    def collective(self, operation: Callable[[], Any]) -> None:
+        """Do something that all ranks do at the same time; `RankLost` where that fails."""
         try:
             operation()
         except RuntimeError as error:
-            raise self._lost(_first_line(error)) from error
+            raise self.lost(_first_line(error)) from error
 
-    def _lost(self, why: str) -> RankLost:
+    def lost(self, why: str) -> RankLost:
+        """What to raise where others are gone."""
         return RankLost(
             f"rank {self.rank} of {self.world} has lost the others: one has ended, or was silent for "
-            f"{self._timeout_s:.0f} s ({why}): see what the others say, then run the same command again to go on from "
+            f"{self.timeout_s:.0f} s ({why}): see what the others say, then run the same command again to go on from "
             "the last commit"
         )
 

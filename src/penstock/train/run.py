@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from penstock.train.result import RunResult
 from penstock.train.settling import first_weights
 from penstock.train.stopping import SignalsStop, StopRequest
 from penstock.train.supervisor import Supervisor
-from penstock.train.trainer import State
+from penstock.train.trainer import State, Trainer, closing_trainer
 
 _SIGNAL_GRACE_S = 2.0
 """A launcher passes on the Ctrl-C that its ranks had from the terminal: within this time it is the same wish."""
@@ -50,6 +50,7 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
     """
     config.check()
     stop, launched = stop or StopRequest(), launched_world()
+    config = _with_ranks_where_several_stream(config, launched)
     if config.ddp and launched is None:
         from penstock.train.launching import launch_ranks
 
@@ -63,6 +64,12 @@ def run_training(config: TrainingConfig, hooks: Iterable[Hook] = (), *, stop: St
         )
     with SignalsStop(stop):
         return _train_first(config, hooks, stop, Ranks(), choose_devices(config))
+
+
+def _with_ranks_where_several_stream(config: TrainingConfig, launched: tuple[int, int] | None) -> TrainingConfig:
+    """Several devices, workers or launched processes of a streamed run are ranks, said or not."""
+    several = max(config.workers, len(config.cuda_indices), launched[1] if launched else 1) > 1
+    return replace(config, ddp=True) if config.streamed and several else config
 
 
 def run_as_rank(
@@ -124,11 +131,14 @@ class _Run:
         """Go to the last commit; what the other ranks have to know."""
         self._parts.ledger.check_blocks()
         self._parts.drop_submitted()
+        plan = self._plan()
         self._state, self._commit, generation = self._begin_or_go_back()
         metrics = MetricsFile(self._metrics_path())
         self._held.callback(metrics.close)
         self._events = Events([metrics, *self._hooks], generation)
         self._tell_start()
+        if plan is not None:
+            self._events.emit("plan", **plan)
         self._reason: StopReason | None = self._committer.stop_reason(stop_requested=None)
         return self._outset.as_dict() if self._follows_a_course else {}
 
@@ -144,14 +154,39 @@ class _Run:
         """Whether this is a job of ranks, be it of one, and not replicas."""
         return self._parts.config.ddp or self._parts.config.plan == "strided"
 
-    def _begin_or_go_back(self) -> tuple[State, Commit, int]:
-        found = self._committer.go_back()
+    def _plan(self) -> dict[str, Any] | None:
+        """What a streamed run will need; refused before any work where that is not there."""
+        if not self._parts.config.streamed:
+            return None
+        from penstock.train.streamed.planning import plan_run
+
+        plan = plan_run(
+            self._parts.config,
+            self._parts.model_config,
+            vocab_size=self._parts.run_config.vocab_size,
+            device=self._devices[0],
+            world=self._ranks.world,
+            ranks=self._ranks.local_world,
+        )
+        return plan.as_event()
+
+    def _begin_or_go_back(self) -> tuple[State | None, Commit, int]:
+        """The state to set out from; None where it is too large to be held twice, and is read when it is wanted."""
+        held = not self._parts.config.streamed
+        found = self._committer.go_back(read=held)
         if found is not None:
             return found
         # The first commit has learned nothing: every worker and every restart sets out from these very weights.
-        state = self._parts.trainer(weights=first_weights(self._parts.config)).state()
+        state = self._parts.first_state(first_weights(self._parts.config))
         commit = self._committer.commit(state, [])
-        return state, commit, self._parts.ledger.restore(commit.checkpoint_id)
+        return state if held else None, commit, self._parts.ledger.restore(commit.checkpoint_id)
+
+    def _take_state(self) -> Iterable[State]:
+        """The state to set out from, in parts; it is not kept here any longer."""
+        state, self._state = self._state, None
+        if state is not None:
+            return [state]
+        return self._parts.checkpoints.parts(self._commit.checkpoint_id, self._commit.digest)
 
     @property
     def _outset(self) -> Outset:
@@ -163,12 +198,12 @@ class _Run:
         evaluation = self._parts.evaluation(self._events, self._commit.total_steps)
         keeper = Keeper(self._committer, self._events, session, self._stop, evaluation, self._on_progress)
         with Heartbeat(ledger, session, every_s=config.session_timeout_s / 4):
-            state = self._ranks.state_from_first(self._state)
-            trainer = self._parts.trainer(self._devices[0])
-            trainer.load_state(state)
-            reason = make_job(
-                self._parts, self._ranks, self._outset, trainer, self._stop, self._on_progress, keeper
-            ).run()
+            self._parts.limit_threads(self._ranks.local_world)
+            with closing_trainer(self._parts.trainer(self._devices[0], self._ranks)) as trainer:
+                trainer.begin(self._take_state(), self._ranks)
+                reason = make_job(
+                    self._parts, self._ranks, self._outset, trainer, self._stop, self._on_progress, keeper
+                ).run()
             ledger.leave(session)
         return reason
 
@@ -176,6 +211,7 @@ class _Run:
         config = self._parts.config
         if config.parallel_independent:
             devices = [str(device) for device in self._devices]
+            assert self._state is not None
             supervisor = Supervisor(
                 self._parts,
                 self._committer,
@@ -189,14 +225,17 @@ class _Run:
             assert supervisor.reason is not None
             self._evaluate_end(supervisor.reason)
             return supervisor.reason
-        trainer = self._parts.trainer(self._devices[0])
-        trainer.load_state(self._state)
+        with closing_trainer(self._parts.trainer(self._devices[0])) as trainer:
+            trainer.begin(self._take_state(), self._ranks)
+            return self._train_alone(trainer)
+
+    def _train_alone(self, trainer: Trainer) -> StopReason:
         evaluation = self._parts.evaluation(self._events, self._commit.total_steps)
         boundary = CommitAlone(self._committer, self._events, self._stop)
         Replica(
             worker="worker-0",
             generation=self._events.generation,
-            config=config,
+            config=self._parts.config,
             ledger=self._parts.ledger,
             staging=self._parts.staging(trainer.device),
             trainer=trainer,

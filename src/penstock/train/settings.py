@@ -46,6 +46,9 @@ SECTIONS: dict[str, dict[str, str]] = {
         "attend_across_documents": "attend_across_documents",
         "precision": "precision",
         "halt_max_steps": "halt_max_steps",
+        "streamed": "streamed",
+        "gpu_budget_gib": "gpu_budget_gib",
+        "offload_activations": "offload_activations",
     },
     "optimizer": {
         name: name

@@ -44,6 +44,8 @@ class StepResult:
     """Of all gradients together, before they are clipped; 0 for a model whose gradients are not looked at."""
     skipped: bool = False
     """Loss or gradients were not finite, and the weights are what they were."""
+    ideal_s: float | None = None
+    """How long the devices would take for it at their peak; None where that is not known."""
 
     def told(self, step_s: float, wait_s: float) -> dict[str, Any]:
         """What a step's event says of it, whoever made it."""
@@ -56,6 +58,7 @@ class StepResult:
             "step_s": round(step_s, 6),
             "wait_s": round(wait_s, 6),
             "tokens_per_s": round(self.num_tokens / max(1e-9, step_s + wait_s), 1),
+            "mfu": None if self.ideal_s is None else round(self.ideal_s / max(1e-9, step_s + wait_s), 4),
         }
 
 
@@ -72,6 +75,21 @@ class Together(Protocol):
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Add up the gradients of all ranks, in place."""
+        ...
+
+
+class First(Protocol):
+    """How ranks get what rank 0 has; alone, that is one's own."""
+
+    @property
+    def is_first(self) -> bool: ...
+
+    def from_first(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Rank 0 acts, and everybody gets what came of it; its failure too."""
+        ...
+
+    def state_from_first(self, state: State | None) -> State:
+        """The state that rank 0 has."""
         ...
 
 
@@ -211,7 +229,7 @@ class Trainer:
 
     def _refuse(self, batch: DeviceBatch, number: int, loss: float, grad_norm: float) -> None:
         """Leave the weights alone; by policy that is all, or the end."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         self._skips_in_a_row += 1
         ids = batch.source.spans[:, 0]
         samples = f"samples {ids.min()} to {ids.max()}" if len(ids) else "samples of other ranks"
@@ -227,9 +245,33 @@ class Trainer:
                 "with a lower learning_rate; the last commit is kept"
             )
 
+    def _forget_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors_alike(self) -> Iterable[Tensor]:
+        """What has the same bits on every rank."""
+        return self.model.parameters()
+
+    def begin(self, parts: Iterable[State] | None, first: First) -> None:
+        """Become what rank 0 holds the state of; all ranks at the same time.
+
+        Args:
+            parts: The state, in pieces that are asked for one after another; None on all other ranks.
+            first: The way from rank 0 to the others.
+        """
+        whole: State | None = None
+        if parts is not None:
+            whole = {}
+            for part in parts:
+                whole.update(part)
+        self.load_state(first.state_from_first(whole))
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Nothing more will be learned; `error` is why, where it did not end in order."""
+
     def state(self) -> State:
-        """A copy of everything on the CPU, detached from what training goes on to change."""
-        tensors: State = {f"model.{name}": _copied(tensor) for name, tensor in self._weights().items()}
+        """Everything on the CPU, to be used up before training goes on; here a copy, which may be kept."""
+        tensors: State = {f"model.{name}": _copied(tensor) for name, tensor in own_tensors(self.model).items()}
         for index, slots in self.optimizer.state_dict()["state"].items():
             for name, value in slots.items():
                 if isinstance(value, Tensor):
@@ -243,7 +285,7 @@ class Trainer:
     def load_state(self, tensors: State) -> None:
         """Become the replica that `state` described; every tensor must fit."""
         given = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        own = self._weights()
+        own = own_tensors(self.model)
         wrong = sorted(given.keys() ^ own.keys()) or [name for name in own if own[name].shape != given[name].shape]
         if wrong:
             raise CheckpointError(
@@ -266,16 +308,34 @@ class Trainer:
         if self.device.type == "cuda" and "rng.cuda" in tensors:  # a run may come from a machine without
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
 
-    def _weights(self) -> State:
-        """The network's own tensors by name; those that are one and the same (tied) by their first name alone."""
-        seen: set[tuple[int, torch.Size]] = set()
-        kept: State = {}
-        for name, tensor in self.model.network.state_dict().items():
-            place = tensor.data_ptr(), tensor.shape
-            if place not in seen or not tensor.numel():
-                kept[name] = tensor
-            seen.add(place)
-        return kept
+
+@contextmanager
+def closing_trainer(trainer: Trainer) -> Iterator[Trainer]:
+    """A trainer that is closed at the end, whatever that is."""
+    try:
+        yield trainer
+    except BaseException as error:
+        trainer.close(error)
+        raise
+    trainer.close()
+
+
+def first_state(model: Learner) -> State:
+    """What a run begins with: a fresh model that has learned nothing. No copy: the tensors are the model's own."""
+    tensors: State = {f"model.{name}": tensor.detach().contiguous() for name, tensor in own_tensors(model).items()}
+    return {**tensors, _SKIPS: torch.tensor([0]), "rng.torch": torch.get_rng_state()}
+
+
+def own_tensors(model: Learner) -> State:
+    """The network's own tensors by name; those that are one and the same (tied) by their first name alone."""
+    seen: set[tuple[int, torch.Size]] = set()
+    kept: State = {}
+    for name, tensor in model.network.state_dict().items():
+        place = tensor.data_ptr(), tensor.shape
+        if place not in seen or not tensor.numel():
+            kept[name] = tensor
+        seen.add(place)
+    return kept
 
 
 def _copied(tensor: Tensor) -> Tensor:

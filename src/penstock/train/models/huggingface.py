@@ -129,7 +129,10 @@ class CausalLM(Learner):
         super().__init__()
         self.lm = lm
         accepted = inspect.signature(self.lm.forward).parameters
-        self._options = {"use_cache": False} if "use_cache" in accepted else {}
+        inner = inspect.signature(getattr(self.lm, "base_model", self.lm).forward).parameters
+        caches = "use_cache" in accepted or ("kwargs" in accepted and "use_cache" in inner)
+        self.options: dict[str, Any] = {"use_cache": False} if caches else {}
+        """What the model is always called with."""
         self.takes_positions = "position_ids" in accepted
         self.apart: Apart = "never" if across_documents else self._find_way()
         """How documents that share a sequence are kept apart."""
@@ -161,12 +164,19 @@ class CausalLM(Learner):
         return summed_cross_entropy(logits, batch.labels[rows])
 
     def _logits(self, apart: Apart, input_ids: Tensor, position_ids: Tensor, document_ids: Tensor) -> Tensor:
-        options: dict[str, Any] = dict(self._options)
+        return self.lm(input_ids=input_ids, **self._options(apart, position_ids, document_ids)).logits
+
+    def options_for(self, position_ids: Tensor, document_ids: Tensor) -> dict[str, Any]:
+        """What the model is called with beside tokens, so that documents that share a sequence are kept apart."""
+        return self._options(self.apart, position_ids, document_ids)
+
+    def _options(self, apart: Apart, position_ids: Tensor, document_ids: Tensor) -> dict[str, Any]:
+        options = dict(self.options)
         if apart != "never" and self.takes_positions:
             options["position_ids"] = position_ids
         if apart == "mask":
             options["attention_mask"] = self._mask(document_ids)
-        return self.lm(input_ids=input_ids, **options).logits
+        return options
 
     def _mask(self, document_ids: Tensor) -> Tensor | dict[str, Tensor]:
         """Who may see whom; by kind of layer where some have a window, which a whole mask would do away with."""
