@@ -19,6 +19,8 @@
     │   ├── LedgerMismatch         it belongs to other data, another chunk size or another version
     │   └── LeaseLost              the holder was fenced: its work since the last commit is void
     ├── CheckpointError            a checkpoint is missing or differs from what was committed
+    ├── ExchangeError              an exchange cannot go on: what was published contradicts itself or is gone
+    │   └── ArtifactRejected       what a peer sent is not used; says why
     └── TrainError                 training cannot go on: no worker left, a loss that is not a number
         └── RankLost               another rank of the job has failed, ended or fallen silent
 
@@ -105,6 +107,20 @@ class LeaseLost(LedgerError):
 
 class CheckpointError(PenstockError):
     """A checkpoint is missing or differs from what was committed."""
+
+
+class ExchangeError(PenstockError):
+    """An exchange cannot go on: what was published contradicts itself or is gone."""
+
+
+class ArtifactRejected(ExchangeError):
+    """What a peer sent is not used."""
+
+    def __init__(self, reason: str, told: str) -> None:
+        super().__init__(f"{reason}: {told}")
+        self.reason = reason
+        """One word for it, to count by."""
+        self.told = told
 
 
 class TrainError(PenstockError):

@@ -30,6 +30,12 @@ POINTS: dict[str, str] = {
     "train.before_checkpoint": "a commit has begun, no checkpoint file is written",
     "train.before_commit": "the checkpoint is sealed, the ledger does not know it",
     "train.after_commit": "checkpoint and ledger agree, nothing is pruned or announced",
+    "exchange.before_upload": "a contribution is made and kept on disk, nothing of it is sent",
+    "exchange.after_upload": "a contribution is uploaded, its miner has not noted it",
+    "exchange.before_publish": "an aggregate is written, no manifest names it",
+    "exchange.after_publish": "a window is closed, its aggregator has not taken it yet",
+    "exchange.before_checkpoint": "the weights of a checkpoint are written, nothing names them",
+    "exchange.before_scores": "a window is scored, nobody knows",
 }
 
 

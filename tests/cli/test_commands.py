@@ -249,6 +249,7 @@ def test_help_names_every_command_and_every_command_has_help() -> None:
         "tokenize",
         "bench",
         "pages",
+        "exchange",
         "train",
         "status",
         "audit",
@@ -260,8 +261,10 @@ def test_help_names_every_command_and_every_command_has_help() -> None:
 
 
 def test_the_commands_of_the_readme_exist() -> None:
-    told = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/pages.md"))
-    shown = re.findall(r"^\$ penstock ((?:bench |pages )?\w+)(.*)$", told, re.MULTILINE)
+    told = "".join(
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/pages.md", "docs/exchange.md")
+    )
+    shown = re.findall(r"^\$ penstock ((?:bench |exchange |pages )?\w+)(.*)$", told, re.MULTILINE)
     assert len(shown) >= 5
     for command, rest in shown:
         known = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output

@@ -54,7 +54,9 @@ def kill_and_resume(kill: Kill, config: TrainingConfig, once: Path) -> None:
 @pytest.mark.timeout(600)
 def test_killed_at_every_fault_point_one_worker_learns_every_sample_once(store: Path, tmp_path: Path) -> None:
     hits = trace_of(counting_config(store, tmp_path / "clean"), tmp_path)
-    assert {point for point, _ in hits} == set(faults.POINTS), "a declared point is not on the way"
+    assert {point for point, _ in hits} == {point for point in faults.POINTS if not point.startswith("exchange.")}, (
+        "a declared point is not on the way"
+    )
     kills = list(kinds(hits))
 
     def attempt(place: int) -> None:

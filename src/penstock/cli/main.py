@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench_storage, bench_train, data, demo, feed, pages, run, search, steering, train
+from penstock.cli import bench_storage, bench_train, data, demo, exchange, feed, pages, run, search, steering, train
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ feed.bench.command()(bench_storage.storage)
 feed.bench.command()(bench_train.train)
 app.add_typer(feed.bench, name="bench")
 app.add_typer(pages.pages, name="pages")
+app.add_typer(exchange.exchange, name="exchange")
 app.command()(train.train)
 app.command()(steering.stop)
 app.command()(steering.join)

@@ -1,0 +1,122 @@
+"""Checkpoints of a run in their bucket: the weights after so many windows, for whoever comes late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from torch import Tensor
+
+from penstock.errors import ExchangeError, ObjectNotFound, PreconditionFailed
+from penstock.exchange.artifacts import largest, pieces, unpack
+from penstock.exchange.keys import VERSION, Keys
+from penstock.exchange.layout import Layout, digest_of
+from penstock.exchange.places import read_limited
+from penstock.faults import reach
+from penstock.storage import ReadableStorage, Storage
+
+_HEADER_BYTES = 8 << 20
+"""Of a checkpoint: it names every weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Weights after so many windows."""
+
+    learned: int
+    base: str
+    """Digest of the last window's manifest: what the next one builds on."""
+    weights: Tensor
+
+
+class Checkpoints:
+    """Writes and reads them: each weight by its name, as any reader of safetensors reads it, then a JSON that names the
+    file. A checkpoint is there once its JSON is."""
+
+    def __init__(self, storage: ReadableStorage, keys: Keys, layout: Layout) -> None:
+        self._storage = storage
+        self._keys = keys
+        self._layout = layout
+        self._shapes = {name: ("F32", shape) for name, shape in layout}
+
+    def write(self, storage: Storage, checkpoint: Checkpoint) -> bool:
+        """Publish a checkpoint; False where that was done before."""
+        if storage.exists(self._keys.checkpoint(checkpoint.learned)):
+            return False
+        weights = digest_of(checkpoint.weights)
+        header = {
+            "kind": "checkpoint",
+            "version": VERSION,
+            "run": self._keys.run,
+            "learned": checkpoint.learned,
+            "weights": weights,
+        }
+        digest, parts = pieces(header, self._split(checkpoint.weights))
+        key = self._keys.weights(checkpoint.learned, digest)
+        with storage.writer(key) as writer:  # in parts, where it is large
+            for part in parts:
+                writer.write(bytes(part))
+        reach("exchange.before_checkpoint", key)
+        told = {**header, "base": checkpoint.base, "file": key, "digest": digest}
+        try:
+            storage.put_if_absent(self._keys.checkpoint(checkpoint.learned), orjson.dumps(told))
+        except PreconditionFailed:
+            return False
+        return True
+
+    def numbers(self) -> list[int]:
+        """All checkpoints there are, by the windows they have learned, the oldest first."""
+        prefix = self._keys.checkpoints
+        names = (info.key.removeprefix(prefix) for info in self._storage.list(prefix))
+        return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+
+    def read(self, learned: int) -> Checkpoint:
+        """A checkpoint, refusing every byte that is not what was published."""
+        key = self._keys.checkpoint(learned)
+        try:
+            told: dict[str, Any] = orjson.loads(self._storage.get(key))
+            info = self._storage.head(told["file"])
+            artifact = unpack(read_limited(self._storage, info, largest(self._shapes, _HEADER_BYTES)), self._shapes)
+            if artifact.digest != told["digest"] or told["run"] != self._keys.run or told["learned"] != learned:
+                raise ExchangeError(f"checkpoint {key} and its file tell of different things")
+            base = told["base"]
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise ExchangeError(f"checkpoint {key} is damaged: {error}") from error
+        flat = [artifact.tensors[name].reshape(-1) for name, _ in self._layout]
+        weights = torch.from_numpy(np.concatenate(flat))
+        if digest_of(weights) != told["weights"]:
+            raise ExchangeError(f"checkpoint {key} holds other weights than it says")
+        return Checkpoint(learned=learned, base=base, weights=weights)
+
+    def newest(self) -> Checkpoint:
+        """The newest checkpoint; one that is removed while it is read is not the newest."""
+        tried = -1
+        while True:
+            numbers = self.numbers()
+            if not numbers or numbers[-1] <= tried:
+                raise ExchangeError(
+                    f"there is no checkpoint of run {self._keys.run!r} to begin with: is its aggregator running?"
+                )
+            try:
+                return self.read(numbers[-1])
+            except ObjectNotFound:
+                tried = numbers[-1]
+
+    def remove(self, storage: Storage, learned: int) -> None:
+        """Remove a checkpoint, what names it first."""
+        prefix = self._keys.checkpoint(learned).removesuffix(".json")
+        storage.delete(f"{prefix}.json")
+        for info in list(storage.list(f"{prefix}-")):
+            storage.delete(info.key)
+
+    def _split(self, weights: Tensor) -> dict[str, np.ndarray]:
+        parts: dict[str, np.ndarray] = {}
+        at = 0
+        for name, shape in self._layout:
+            size = int(np.prod(shape, dtype=np.int64))
+            parts[name] = weights[at : at + size].numpy().reshape(shape)
+            at += size
+        return parts

@@ -1,0 +1,40 @@
+"""The store's clock: windows are measured by what the store says, never by a worker's own clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from penstock.exchange.places import store_time
+from penstock.storage import Storage
+
+
+class StoreClock:
+    """What time it is at the store: asked by writing a small object now and then, counted on in between.
+
+    Stores tell whole seconds, so this clock is up to one second behind; a window closes late rather than early.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        key: str,
+        *,
+        ask_every_s: float = 20.0,
+        counting: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._key = key
+        self._ask_every_s = ask_every_s
+        self._counting = counting
+        self._told: tuple[float, float] | None = None
+
+    def now(self) -> float:
+        """Seconds since 1970, at the store."""
+        at = self._counting()
+        if self._told is None or at - self._told[1] >= self._ask_every_s:
+            self._storage.put(self._key, b"")
+            self._told = store_time(self._storage.head(self._key)), self._counting()
+            at = self._told[1]
+        told, counted = self._told
+        return told + at - counted

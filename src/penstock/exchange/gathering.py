@@ -1,0 +1,156 @@
+"""Gathering a window: contributions are checked as they come, and added up one by one, in a fixed order.
+
+Memory is bounded by bytes: checked contributions are kept as long as they fit, the others are read again, at the very
+version that was checked, when their turn comes. However many there are, the sum is one buffer.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from torch import Tensor
+
+from penstock.errors import ArtifactRejected
+from penstock.exchange.artifacts import Artifact
+from penstock.exchange.codec import ContributionCodec
+from penstock.exchange.manifests import Rejected
+from penstock.exchange.places import store_time
+from penstock.exchange.receiving import OpenWindow, Received, Receiver
+from penstock.storage import ObjectInfo
+
+GATHER_BYTES = 256 << 20
+_REQUESTS = 8
+_EMPTY = Artifact({}, {}, "")
+
+
+class Gathering:
+    """The contributions of one window, as far as they have come. Closing it ends its threads."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        expected: OpenWindow,
+        *,
+        budget_bytes: int = GATHER_BYTES,
+        usual_norms: Sequence[float] = (),
+        norm_factor: float = 10.0,
+        max_norm: float = math.inf,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            receiver: Reads and checks.
+            expected: The window.
+            budget_bytes: How much memory contributions may take, beside the sum; one alone may take more.
+            usual_norms: Norms of contributions of the windows before.
+            norm_factor: How far from what is usual a norm may be.
+            max_norm: How large a norm may be, whatever is usual.
+        """
+        self._receiver = receiver
+        self.expected = expected
+        self._budget = max(0, budget_bytes)
+        self._usual = list(usual_norms)
+        self._factor = norm_factor
+        self._max_norm = max_norm
+        self.received: dict[str, Received] = {}
+        """Those that were found sound, with their content as far as it is kept."""
+        self.rejected: dict[str, Rejected] = {}
+        self._late: dict[str, ObjectInfo] = {}
+        self._held = 0
+        at_once = min(_REQUESTS, max(1, self._budget // (2 * receiver.limit_bytes)))
+        self._at_once = at_once
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="gather")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def look(self, uids: Sequence[str], closes_at: float) -> None:
+        """See what has come since, and check it. Each worker's contribution is judged once."""
+        self.expected = replace(self.expected, closes_at=closes_at)
+        waiting = [uid for uid in uids if uid not in self.received and uid not in self.rejected]
+        found = self._pool.map(lambda uid: self._receiver.look(uid, self.expected.window), waiting)
+        seen = {uid: info for uid, info in zip(waiting, list(found), strict=True) if info is not None}
+        self._late = {uid: info for uid, info in seen.items() if store_time(info) > closes_at}
+        there = [(uid, info) for uid, info in seen.items() if uid not in self._late]
+        for uid, outcome in self._received(there):
+            if isinstance(outcome, Rejected):
+                self.rejected[uid] = outcome
+            else:
+                self.received[uid] = self._kept(outcome)
+
+    def choose(self, uids: Sequence[str], seats: int) -> list[Received]:
+        """The contributions that take the seats, in this order; those whose norm is out of all proportion do not."""
+        there = [self.received[uid] for uid in uids if uid in self.received]
+        usual = self._usual_norm()
+        for each in there:
+            if each.norm > self._max_norm:
+                self.reject(each.uid, "norm", f"its norm is {each.norm:.4g}: expected at most {self._max_norm:g}")
+            elif not usual / self._factor <= each.norm <= usual * self._factor or not each.norm:
+                told = (
+                    f"its norm is {each.norm:.4g}, usual is {usual:.4g}: expected at most {self._factor:g} times that"
+                )
+                told += ", or as much less"
+                self.reject(each.uid, "norm", told)
+        return [each for each in there if each.uid not in self.rejected][:seats]
+
+    def fold(self, chosen: list[Received], codec: ContributionCodec) -> tuple[Tensor, list[Received]]:
+        """Add them up, one by one in their order; those that can no longer be read are rejected and left out."""
+        total = codec.new_total()
+        folded: list[Received] = []
+        for each in chosen:
+            artifact = each.artifact
+            if not artifact.tensors:
+                outcome = self._receive(each.uid, each.info)
+                if isinstance(outcome, Rejected):
+                    self.rejected[each.uid] = outcome
+                    continue
+                artifact = outcome.artifact
+                if artifact.digest != each.artifact.digest:
+                    self.reject(each.uid, "changed", "it was written again after it had been checked")
+                    continue
+            codec.fold(total, artifact.tensors)
+            folded.append(each)
+        return total, folded
+
+    def reject_late(self) -> None:
+        """The window is closed now: what came behind its time is late. Before that its time may be made longer."""
+        for uid, info in self._late.items():
+            behind = store_time(info) - self.expected.closes_at
+            self.reject(uid, "late", f"written {behind:.0f} s after its window's time was over, grace included")
+
+    def reject(self, uid: str, reason: str, told: str) -> None:
+        self.rejected[uid] = Rejected(uid=uid, window=self.expected.window, reason=reason, told=told)
+
+    def _usual_norm(self) -> float:
+        """What is usual: the lower median of this window's and the last ones'."""
+        norms = [each.norm for each in self.received.values() if 0 < each.norm <= self._max_norm] + self._usual
+        return statistics.median_low(norms) if norms else 0.0
+
+    def _received(self, there: list[tuple[str, ObjectInfo]]) -> Iterator[tuple[str, Received | Rejected]]:
+        """Read several at a time; results in order, and no more of them waiting than are read at a time."""
+        waiting: list[tuple[str, Future[Received | Rejected]]] = []
+        for uid, info in there:
+            waiting.append((uid, self._pool.submit(self._receive, uid, info)))
+            if len(waiting) >= self._at_once:
+                first, future = waiting.pop(0)
+                yield first, future.result()
+        for uid, future in waiting:
+            yield uid, future.result()
+
+    def _receive(self, uid: str, info: ObjectInfo) -> Received | Rejected:
+        try:
+            return self._receiver.receive(uid, info, self.expected)
+        except ArtifactRejected as error:
+            return Rejected(uid=uid, window=self.expected.window, reason=error.reason, told=error.told[:300])
+
+    def _kept(self, received: Received) -> Received:
+        """With its content where there is room for it, else without."""
+        size = received.info.size_bytes
+        if self._held + size > self._budget // 2:
+            return replace(received, artifact=replace(_EMPTY, digest=received.artifact.digest))
+        self._held += size
+        return received

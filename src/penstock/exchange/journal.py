@@ -1,0 +1,35 @@
+"""What a role has done, one JSON object a line, in its work folder: metrics.jsonl."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from penstock.errors import StorageError
+
+_log = logging.getLogger(__name__)
+METRICS_FILE = "metrics.jsonl"
+
+
+class Journal:
+    """Appends events; every one has `event`, `time` and `role`. Without a folder, they are only told to the log."""
+
+    def __init__(self, folder: Path | None, role: str) -> None:
+        self._path = None if folder is None else folder / METRICS_FILE
+        self._role = role
+
+    def note(self, event: str, **told: Any) -> None:
+        whole = {"event": event, "time": time.time(), "role": self._role, **told}
+        _log.info("%s: %s %s", self._role, event, told)
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(orjson.dumps(whole) + b"\n")
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error.strerror or error}") from error

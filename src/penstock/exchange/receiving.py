@@ -1,0 +1,98 @@
+"""Receiving what a miner sent: everything about it is doubted, and its size before a byte of it is read.
+
+head ── written in time? ── no larger than it can be? ── that very version, by range ── safetensors, digest
+     ── header: this run, window, worker, weights ── types, shapes, places, finite ── norm
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from penstock.errors import ArtifactRejected, ObjectNotFound, PreconditionFailed
+from penstock.exchange.artifacts import Artifact, largest, unpack
+from penstock.exchange.codec import ContributionCodec
+from penstock.exchange.keys import VERSION, Keys
+from penstock.exchange.places import read_limited, store_time
+from penstock.storage import ObjectInfo, ReadableStorage
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenWindow:
+    """What a contribution has to be for."""
+
+    window: int
+    base: str
+    """Digest of the manifest before it, which nobody knows before the window opens."""
+    opened_at: float
+    closes_at: float
+    """By the store's clock, grace included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A contribution that was checked."""
+
+    uid: str
+    info: ObjectInfo
+    written_at: float
+    artifact: Artifact
+    norm: float
+    samples_digest: str
+
+
+class Receiver:
+    """Reads contributions of a run. Safe for threads."""
+
+    def __init__(self, storage: ReadableStorage, keys: Keys, codec: ContributionCodec) -> None:
+        self._storage = storage
+        self._keys = keys
+        self._codec = codec
+        self.limit_bytes = largest(codec.shapes)
+        """More than a contribution can have."""
+
+    def look(self, uid: str, window: int) -> ObjectInfo | None:
+        """Whether something is there, by one small request."""
+        try:
+            return self._storage.head(self._keys.contribution(uid, window))
+        except ObjectNotFound:
+            return None
+
+    def receive(self, uid: str, info: ObjectInfo, expected: OpenWindow) -> Received:
+        """Read and check what `look` found; `ArtifactRejected` says why it is not used."""
+        written_at = store_time(info)
+        if int(written_at) < int(expected.opened_at):  # stores tell whole seconds
+            told = f"written {expected.opened_at - written_at:.0f} s before its window opened"
+            raise ArtifactRejected("early", told)
+        if written_at > expected.closes_at:
+            told = f"written {written_at - expected.closes_at:.0f} s after its window had closed, grace included"
+            raise ArtifactRejected("late", told)
+        try:
+            data = read_limited(self._storage, info, self.limit_bytes)
+        except (PreconditionFailed, ObjectNotFound):
+            raise ArtifactRejected("changed", "it was written again, or removed, while it was read") from None
+        artifact = unpack(data, self._codec.shapes)
+        samples = self._check_header(artifact, uid, expected)
+        norm = self._codec.check(artifact.tensors)
+        return Received(uid=uid, info=info, written_at=written_at, artifact=artifact, norm=norm, samples_digest=samples)
+
+    def _check_header(self, artifact: Artifact, uid: str, expected: OpenWindow) -> str:
+        header = artifact.header
+        wanted = {
+            "kind": "contribution",
+            "version": VERSION,
+            "run": self._keys.run,
+            "uid": uid,
+            "window": expected.window,
+        }
+        for name, value in wanted.items():
+            if header.get(name) != value:
+                raise ArtifactRejected("header", f"{name} is {str(header.get(name))[:40]!r}: expected {value!r}")
+        if header.get("base") != expected.base:
+            raise ArtifactRejected("base", "it was not made from the weights of this window")
+        samples = header.get("samples_digest")
+        if not isinstance(samples, str) or not _DIGEST.fullmatch(samples):
+            raise ArtifactRejected("header", "samples_digest is no digest: expected 64 hexadecimal digits")
+        return samples

@@ -1,0 +1,92 @@
+"""A miner's own state: what it has not sent, what its optimizer remembers, what it sends again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipment.servers import S3Server
+from exchange.local_run import LocalRun
+from exchange.stage import store_of
+from penstock.errors import ConfigError
+from penstock.exchange.checkpoints import Checkpoint, Checkpoints
+from penstock.exchange.journal import METRICS_FILE
+from penstock.exchange.keys import Keys
+from penstock.exchange.miner import Miner
+from penstock.exchange.places import needed
+from penstock.train.stopping import StopRequest
+
+TOP = {"miners": ["a", "b"], "seats": 2, "inner": "adamw", "outer_learning_rate": 0.8, "inner_learning_rate": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def mine(run: LocalRun, work: Path, windows: int) -> None:
+    """Both miners up to a window, each in a thread, from what lies in their folders."""
+    threads = [
+        threading.Thread(
+            target=Miner(run.opened, uid, work / uid, stop=StopRequest(), poll_s=0.02, until_window=windows).run
+        )
+        for uid in ("a", "b")
+    ]
+    aggregator = run.close(windows)
+    for thread in threads:
+        thread.start()
+    for thread in (aggregator, *threads):
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def test_a_miner_that_was_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    ended = []
+    for name, stops in (("straight", (4,)), ("in pieces", (1, 3, 4))):
+        run = LocalRun.begin(tmp_path / name, window_s=3600.0, **TOP)
+        for windows in stops:
+            mine(run, tmp_path / name / "work", windows)
+        replica = run.opened.replica()
+        replica.catch_up()
+        assert replica.learned == 4
+        ended.append(replica.weights)
+    assert torch.equal(*ended)
+
+
+def test_local_steps_of_adamw_learn(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, window_s=3600.0, **TOP)
+    mine(run, tmp_path / "work", 3)
+    text = (tmp_path / "work" / "a" / METRICS_FILE).read_text(encoding="utf-8")
+    losses = [event["loss"] for event in map(json.loads, text.splitlines()) if event["event"] == "contributed"]
+    assert losses[-1] < losses[0]
+
+
+def test_a_work_folder_is_one_worker_s(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, window_s=3600.0, **TOP)
+    mine(run, tmp_path / "work", 1)
+    miner = Miner(run.opened, "b", tmp_path / "work" / "a", stop=StopRequest(), until_window=2)
+    with pytest.raises(ConfigError, match="is another worker's"):
+        miner.run()
+    state = tmp_path / "work" / "a" / "miner.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    with pytest.raises(ConfigError, match=r"is damaged: .* remove it to begin with an empty memory"):
+        Miner(run.opened, "a", tmp_path / "work" / "a", stop=StopRequest(), until_window=2).run()
+
+
+def test_a_large_checkpoint_goes_in_parts_and_comes_back(buckets: S3Server) -> None:
+    store = store_of(buckets.url, "checkpoints", "agg")
+    layout = (("first", (3_000, 1_000)), ("second", (7,)))
+    checkpoints = Checkpoints(store, Keys("large"), layout)
+    weights = torch.randn(3_000_007)
+    assert checkpoints.write(store, Checkpoint(learned=4, base="b" * 64, weights=weights))
+    assert not checkpoints.write(store, Checkpoint(learned=4, base="b" * 64, weights=weights))
+    found = checkpoints.newest()
+    assert torch.equal(found.weights, weights)
+    assert (found.learned, found.base) == (4, "b" * 64)
+    assert needed(store).head(next(iter(store.list("large/v1/00000004-"))).key).size_bytes > 12_000_000
+    checkpoints.remove(store, 4)
+    assert list(store.list("large/")) == []

@@ -1,0 +1,142 @@
+"""`penstock exchange status`, `picture` and `admit`: what they say, and that they start without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as Xml
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exchange.local_run import LocalRun
+from penstock.cli.main import app
+from penstock.errors import ConfigError
+from penstock.exchange.settings import ExchangeSettings
+
+Says = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
+    """Three windows: one with all, one with a rejection, one with somebody missing."""
+    run = LocalRun.begin(tmp_path_factory.mktemp("status"), miners=["a", "b", "c"], seats=3, window_s=4.0, grace_s=0.5)
+    replica = run.opened.replica()
+    replica.catch_up()
+    for window, scales in enumerate([(1.0, 1.0, 1.0), (1.0, 1.0, 1000.0), (1.0, 1.0, None)]):
+        for uid, scale in zip("abc", scales, strict=True):
+            if scale is not None:
+                run.contribute(uid, window, replica.base, seed=ord(uid), scale=scale)
+        run.close(window + 1).join(60)
+        replica.catch_up()
+    return run
+
+
+@pytest.fixture
+def says(run: LocalRun, capsys: pytest.CaptureFixture[str]) -> Says:
+    def say(*args: str) -> str:
+        app(["exchange", *args, "--buckets", str(run.folder / "buckets")], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return say
+
+
+def test_status_tells_windows_contributors_rejections_and_bytes(run: LocalRun, says: Says) -> None:
+    told: dict[str, Any] = json.loads(says("status", "run", "--json"))
+    assert told["windows_closed"] == 3
+    assert [window["contributors"] for window in told["windows"]] == [["a", "b", "c"], ["a", "b"], ["a", "b"]]
+    assert [window["missing"] for window in told["windows"]] == [[], [], ["c"]]
+    (rejected,) = told["windows"][1]["rejected"]
+    assert (rejected["uid"], rejected["window"], rejected["reason"]) == ("c", 1, "norm")
+    assert "usual is" in rejected["told"]
+    assert told["rejections"] == {"norm": 1}
+    assert told["bytes"]["dense"] == 7 * 4 * run.opened.facts.num_weights
+    assert told["bytes"]["contributions"] == sum(window["bytes"] for window in told["windows"])
+    assert told["bytes"]["ratio"] > 10
+    assert [member["standing"] for member in told["members"]] == ["peer"] * 3
+    assert told["members"][2] | {"score": None} == {
+        "uid": "c",
+        "standing": "peer",
+        "score": None,
+        "flags": [],
+        "contributions": 1,
+        "missing": 1,
+        "rejected": {"norm": 1},
+    }
+
+
+def test_status_for_people(says: Says) -> None:
+    told = says("status", "run")
+    assert "windows closed" in told
+    assert "c (1) norm" in told
+
+
+def test_status_of_some_windows_alone(says: Says) -> None:
+    assert [window["window"] for window in json.loads(says("status", "run", "--last", "2", "--json"))["windows"]] == [
+        1,
+        2,
+    ]
+
+
+def test_the_picture_has_a_cell_a_miner_and_window(says: Says, tmp_path: Path) -> None:
+    target = tmp_path / "contributions.svg"
+    assert str(target) in says("picture", "run", "--to", str(target))
+    titles = [each.text or "" for each in Xml.parse(target).iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 9
+    assert any(title.startswith("window 1, c: norm") for title in titles)
+    assert "window 2, c: missing" in titles
+
+
+def test_status_starts_without_torch(run: LocalRun) -> None:
+    code = f"""
+import contextlib, io, sys
+from penstock.cli.main import app
+with contextlib.redirect_stdout(io.StringIO()):
+    app(["exchange", "status", "run", "--buckets", {str(run.folder / "buckets")!r}], standalone_mode=False)
+print("\\n".join(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert not set(done.stdout.splitlines()) & {"torch", "safetensors", "obstore", "tokenizers", "numpy"}
+
+
+def test_members_are_admitted_by_command(run: LocalRun, says: Says) -> None:
+    assert "4 members: a, b, c, newcomer" in says("admit", "run", "newcomer")
+    assert "3 members: a, b, c" in says("admit", "run", "newcomer", "--remove")
+
+
+@pytest.mark.parametrize("uid", ["stranger", "a"])
+def test_a_miner_that_is_no_member_is_told_so(run: LocalRun, tmp_path: Path, uid: str) -> None:
+    command = [sys.executable, "-m", "penstock", "exchange", "miner", "run", "--uid", uid, "--work", str(tmp_path)]
+    command += ["--buckets", str(run.folder / "buckets"), "--until-window", "3", "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ))
+    if uid == "a":  # a member that finds nothing left to do catches up and ends
+        assert done.returncode == 0, done.stderr
+        assert "stopped after 3 windows" in done.stderr
+    else:
+        assert done.returncode == 1
+        assert "'stranger' is no member of run 'run'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"top_k": 7}, "top_k=7 of chunk_side=64"),
+        ({"top_k": 8192}, "expected a side from 2 to 256, and a multiple of 8 up to 4096"),
+        ({"codec": "gzip"}, "codec='gzip' is unknown: expected dct or topk or dense"),
+        ({"seats": 0}, "seats=0 cannot be"),
+        ({"window_s": float("nan")}, "window_s=nan cannot be"),
+        ({"miners": ["a", "a"]}, "names somebody twice"),
+        ({"miners": ["../a"]}, "is no name"),
+        ({"momentum": 1.5}, "momentum=1.5"),
+        ({"unknown": 1}, "unknown settings unknown"),
+        ({"seats": "4"}, "seats='4' cannot be"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(wrong: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ExchangeSettings.from_dict({"run": "run", **wrong}, "run.toml")
+    assert told in str(error.value)

@@ -1,0 +1,316 @@
+"""Windows: who is in, who fills in, what closes them, what is not even read, and how much memory it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+
+from exchange.local_run import LocalRun
+from exchange.material import write_config
+from penstock.errors import ArtifactRejected, ConfigError, ExchangeError
+from penstock.exchange.clock import StoreClock
+from penstock.exchange.gathering import Gathering
+from penstock.exchange.manifests import Manifest
+from penstock.exchange.members import admit, read_members
+from penstock.exchange.opening import begin_run, open_run, read_settings
+from penstock.exchange.places import needed, read_limited, store_time
+from penstock.exchange.receiving import OpenWindow, Receiver
+from penstock.exchange.scoring import Losses, Score, as_dict, choose_peers, in_units, judge
+from penstock.storage import LocalStorage, ObjectInfo
+
+QUICK = {"window_s": 3.0, "grace_s": 1.0}
+"""Long enough to contribute to on a machine with much else to do, short enough to wait for."""
+
+
+def closed(run: LocalRun, window: int) -> Manifest:
+    found = run.opened.chain.read(window)
+    assert found is not None
+    return found
+
+
+def test_a_reserve_fills_in_for_a_peer_that_is_missing(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=2, **QUICK)
+    for uid in ("b", "c"):
+        run.contribute(uid, 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    manifest = closed(run, 0)
+    assert [(each.uid, each.is_reserve) for each in manifest.contributions] == [("b", False), ("c", True)]
+    assert manifest.missing == ("a",)
+    assert manifest.closed_at - manifest.opened_at >= 4.0  # the missing one was waited for
+
+
+def test_a_window_closes_at_once_when_every_seat_is_taken(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=2, window_s=3600.0)
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    assert [each.uid for each in closed(run, 0).contributions] == ["a", "b"]
+
+
+def test_a_window_stays_open_until_enough_has_come(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=0.5, grace_s=0.0)
+    thread = run.close(1)
+    thread.join(1.5)
+    assert thread.is_alive()
+    run.contribute("b", 0, run.opened.facts_digest)
+    thread.join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b"]
+    assert manifest.extensions >= 1
+
+
+def test_what_comes_behind_a_window_s_time_is_late(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2)
+    base = run.opened.facts_digest
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, base)
+    receiver = Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+    written_at = store_time(needed(run.opened.places.gradients).head(run.opened.keys.contribution("b", 0)))
+    expected = OpenWindow(window=0, base=base, opened_at=0.0, closes_at=0.0)
+    gathering = Gathering(receiver, expected)
+    gathering.look(["b"], written_at - 1.0)
+    assert not gathering.received  # nor rejected: the window may yet be made longer
+    assert not gathering.rejected
+    gathering.look(["b"], written_at + 1.0)
+    assert list(gathering.received) == ["b"]
+    gathering.look(["a", "b"], written_at - 1.0)
+    gathering.reject_late()
+    gathering.close()
+    assert gathering.rejected["a"].reason == "late"
+
+
+def test_contributions_that_do_not_fit_in_memory_are_read_again(tmp_path: Path) -> None:
+    uids = [f"m{number}" for number in range(6)]
+    run = LocalRun.begin(tmp_path, miners=uids, seats=6, window_s=3600.0)
+    for number, uid in enumerate(uids):
+        run.contribute(uid, 0, run.opened.facts_digest, seed=number)
+    receiver = Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+    sums = []
+    for budget in (1 << 30, 1):
+        expected = OpenWindow(window=0, base=run.opened.facts_digest, opened_at=0.0, closes_at=1e18)
+        gathering = Gathering(receiver, expected, budget_bytes=budget)
+        gathering.look(uids, 1e18)
+        total, folded = gathering.fold(gathering.choose(uids, 6), run.opened.codec)
+        gathering.close()
+        assert [each.uid for each in folded] == uids
+        assert any(each.artifact.tensors for each in folded) == (budget > 1)
+        sums.append(total)
+    assert sums[0].equal(sums[1])
+
+
+def test_what_changes_between_check_and_use_is_left_out(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=3600.0)
+    base = run.opened.facts_digest
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, base)
+    receiver = Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+    expected = OpenWindow(window=0, base=base, opened_at=0.0, closes_at=1e18)
+    gathering = Gathering(receiver, expected, budget_bytes=1)
+    gathering.look(["a", "b"], 1e18)
+    chosen = gathering.choose(["a", "b"], 2)
+    run.contribute("a", 0, base, seed=99)
+    _, folded = gathering.fold(chosen, run.opened.codec)
+    gathering.close()
+    assert [each.uid for each in folded] == ["b"]
+    assert gathering.rejected["a"].reason == "changed"
+
+
+def test_the_first_contribution_ever_cannot_ruin_the_weights(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=3600.0)
+    run.contribute("a", 0, run.opened.facts_digest, scale=1e30)
+    thread = run.close(1)
+    run.contribute("b", 0, run.opened.facts_digest)
+    thread.join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b"]
+    assert [(each.uid, each.reason) for each in manifest.rejected] == [("a", "norm")]
+    replica = run.opened.replica()
+    replica.catch_up()
+    assert bool(torch.isfinite(replica.weights).all())
+
+
+class Immense(LocalStorage):
+    """Says that every object has ten gigabytes, and fails whoever reads one."""
+
+    def head(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, 10 << 30, modified="1-1")
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        raise AssertionError("nobody reads ten gigabytes")
+
+    get = get_with_info = get_range  # pyright: ignore[reportAssignmentType]
+
+
+def test_ten_gigabytes_are_refused_by_their_size_alone(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
+    receiver = Receiver(Immense(tmp_path), run.opened.keys, run.opened.codec)
+    info = receiver.look("a", 0)
+    assert info is not None
+    with pytest.raises(ArtifactRejected, match="oversized: 10,737,418,240 bytes: expected at most"):
+        receiver.receive("a", info, OpenWindow(window=0, base="", opened_at=0.0, closes_at=1e18))
+
+
+def test_an_object_that_grew_since_it_was_looked_at_is_not_read_further(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("key", b"x" * 100)
+    info = storage.head("key")
+    storage.put("key", b"y" * 1_000_000)
+    assert len(read_limited(storage, info, 100)) == 100
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ({"uid": "b"}, "header"),
+        ({"run": "another"}, "header"),
+        ({"window": 1}, "header"),
+        ({"window": "0"}, "header"),
+        ({"kind": ["contribution"]}, "header"),
+        ({"version": None}, "header"),
+        ({"base": "0" * 64}, "base"),
+        ({"samples_digest": 7}, "header"),
+        ({"samples_digest": "x" * 64}, "header"),
+    ],
+)
+def test_a_header_that_tells_of_something_else_is_refused(
+    header: dict[str, object], reason: str, begun: LocalRun
+) -> None:
+    base = begun.opened.facts_digest
+    codec = begun.opened.codec
+    tensors = codec.encode(torch.ones(begun.opened.facts.num_weights), codec.new_memory())
+    begun.put("a", 0, base, tensors, header)
+    receiver = Receiver(needed(begun.opened.places.gradients), begun.opened.keys, begun.opened.codec)
+    info = receiver.look("a", 0)
+    assert info is not None
+    with pytest.raises(ArtifactRejected) as error:
+        receiver.receive("a", info, OpenWindow(window=0, base=base, opened_at=0.0, closes_at=1e18))
+    assert error.value.reason == reason
+
+
+def _memory(run: LocalRun):
+    return run.opened.codec.new_memory()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
+    return LocalRun.begin(tmp_path_factory.mktemp("begun"), miners=["a", "b"], seats=2)
+
+
+def test_other_settings_are_another_run(begun: LocalRun) -> None:
+    other = write_config(begun.folder, top_k=16, chunk_side=16, miners=["a", "b"], seats=2)
+    with pytest.raises(ConfigError, match="top_k: got 16, expected 8"):
+        begin_run(begun.opened.places, read_settings(other))
+
+
+def test_a_run_that_nobody_began_is_told(begun: LocalRun) -> None:
+    with pytest.raises(ExchangeError, match="holds no run 'other': start its aggregator first"):
+        open_run(begun.opened.places, "other")
+
+
+def test_an_altered_aggregate_is_refused(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    key = closed(run, 0).aggregate["key"]
+    data = bytearray(run.opened.places.aggregator.get(key))
+    data[-1] ^= 1
+    run.opened.places.aggregator.put(key, bytes(data))
+    replica = run.opened.replica()
+    with pytest.raises(ExchangeError, match="the aggregate of window 0 cannot be used"):
+        replica.catch_up()
+
+
+def test_members_are_added_and_removed_whoever_else_does(begun: LocalRun) -> None:
+    storage, keys = begun.opened.places.aggregator, begun.opened.keys
+    assert admit(storage, keys, ["c", "a", "c"]) == ("a", "b", "c")
+    assert admit(storage, keys, ["b"], remove=True) == ("a", "c")
+    assert read_members(storage, keys) == ("a", "c")
+
+
+def test_the_store_s_clock_is_asked_now_and_then(tmp_path: Path) -> None:
+    counted = [0.0]
+    storage = LocalStorage(tmp_path)
+    clock = StoreClock(storage, "clock", ask_every_s=10.0, counting=lambda: counted[0])
+    first = clock.now()
+    counted[0] = 5.0
+    assert clock.now() == first + 5.0
+    storage.delete("clock")
+    counted[0] = 10.0
+    assert clock.now() >= first
+    assert storage.exists("clock")
+
+
+def losses(assigned_after: float, random_after: float) -> Losses:
+    return Losses(
+        assigned_before=5.0,
+        assigned_after=assigned_after,
+        assigned_aggregate=4.8,
+        random_before=5.0,
+        random_after=random_after,
+        random_aggregate=4.8,
+    )
+
+
+def test_who_does_no_better_on_its_own_pages_is_out_in_a_few_windows() -> None:
+    scores: dict[str, Score] = {}
+    found = {"a": losses(4.6, 4.82), "b": losses(4.65, 4.83), "c": losses(4.55, 4.8), "copy": losses(4.82, 4.81)}
+    for _ in range(3):
+        assert not any(each.is_out for each in scores.values())
+        units = in_units({uid: each.excess() for uid, each in found.items()})
+        scores = judge({uid: scores.get(uid, Score()).after(units[uid]) for uid in found})
+    assert [uid for uid, each in scores.items() if each.is_out] == ["copy"]
+    again = judge({uid: each.after(1.0) for uid, each in judge(scores).items()} | {"copy": scores["copy"].after(3.0)})
+    assert not again["copy"].is_out  # who does well again is back
+
+
+def test_where_pages_are_alike_nobody_is_out_by_losses() -> None:
+    scores = {uid: Score(score=value, windows=9) for uid, value in (("a", 0.2), ("b", -0.4), ("c", 0.1), ("d", -1.0))}
+    assert not any(each.is_out for each in judge(scores).values())
+
+
+def test_a_flag_counts_at_once_and_fades() -> None:
+    scores = judge({"a": Score().after(1.0, ("copied",)), "b": Score().after(1.0)})
+    assert scores["a"].is_out
+    assert scores["a"].score == -1.0
+    assert not scores["b"].is_out
+
+
+def test_losses_that_are_not_finite_count_as_the_worst() -> None:
+    assert in_units({"a": 1.0, "b": float("nan"), "c": 1.0}) == {"a": 1.0, "b": -3.0, "c": 1.0}
+
+
+def test_peers_are_the_best_of_those_that_are_there() -> None:
+    scores = {
+        "a": Score(score=0.5, windows=5),
+        "b": Score(score=0.9, windows=5),
+        "c": Score(score=0.1, windows=5, is_out=True),
+        "d": Score(score=0.8, windows=5, absent=2),
+    }
+    chosen = choose_peers(["a", "b", "c", "d", "new"], scores, 2)
+    assert chosen.peers == ("b", "a")
+    assert chosen.reserves == ("new", "d")
+
+
+def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
+    key = run.opened.keys.scores("validator")
+    for junk in (b"not json", orjson.dumps({"scores": {"a": {"score": "x"}}}), orjson.dumps([1])):
+        run.opened.places.aggregator.put(key, junk)
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    assert closed(run, 0).scores_window is None
+    assert "cannot be used, members are taken in their order" in caplog.text
+
+
+def test_scores_are_kept_with_the_window_they_are_of(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=1)
+    told = {"scores": as_dict({"b": Score(score=1.0, windows=3)}), "window": 4}
+    run.opened.places.aggregator.put(run.opened.keys.scores("validator"), orjson.dumps(told))
+    run.contribute("b", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b"]
+    assert manifest.scores_window == 4
