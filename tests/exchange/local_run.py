@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from exchange.material import SUBFOLDER, fill_dataset, index_dataset, write_conf
 from penstock.exchange.aggregator import Aggregator
 from penstock.exchange.artifacts import pack
 from penstock.exchange.opening import OpenedRun, begin_run, read_settings
-from penstock.exchange.places import needed, open_places
+from penstock.exchange.places import needed, open_places, store_time
 from penstock.storage import open_storage
 from penstock.train.stopping import StopRequest
 
@@ -49,6 +50,12 @@ class LocalRun:
         told |= {"base": base, "samples_digest": "0" * 64, **(header or {})}
         data = pack(told, tensors)[1]
         needed(self.opened.places.gradients).put(self.opened.keys.contribution(uid, window), data)
+
+    def date_first(self, uid: str, after_s: float) -> None:
+        """Have a contribution to window 0 be written so long after it opened, however slow this machine is."""
+        opened_at = store_time(self.opened.places.aggregator.head(self.opened.keys.settings))
+        path = self.folder / "buckets" / "gradients" / self.opened.keys.contribution(uid, 0)
+        os.utime(path, (opened_at + after_s, opened_at + after_s))
 
     def close(self, windows: int, **options: Any) -> threading.Thread:
         """An aggregator that closes windows up to a number."""
