@@ -21,7 +21,8 @@ demo: $(READY)
 	$(BIN)/penstock demo
 
 test: $(READY)
-	$(BIN)/pytest -m 'not soak' --numprocesses=$(TEST_PROCESSES) --dist=loadfile
+	$(BIN)/pytest -m 'not soak and not alone' --numprocesses=$(TEST_PROCESSES) --dist=loadfile
+	$(BIN)/pytest -m 'alone and not soak'
 
 check: $(READY)
 	$(BIN)/ruff check src tests benchmarks

@@ -17,6 +17,8 @@ from penstock.storage.buckets import BUCKETS, Bucket
 from storage.conftest import MakeStore
 from storage.test_secret import told
 
+pytestmark = pytest.mark.alone
+
 ACCOUNT = "0123456789abcdef0123456789abcdef"
 
 

@@ -32,6 +32,8 @@ from penstock.storage.retry import Budgets, RetryBudget
 from penstock.storage.upload import ObjectWriterInParts
 from storage.conftest import PATIENT, MakeStore
 
+pytestmark = pytest.mark.alone
+
 LARGE = random.Random(5).randbytes(6 << 20)
 OBJECTS = {"small": b"small", "empty": b"", "large": LARGE}
 BUCKETS = ("first", "second", "third")

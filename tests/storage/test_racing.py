@@ -22,6 +22,8 @@ from penstock.storage.racing import Race
 from penstock.storage.retry import RetryBudget
 from penstock.storage.rotation import Rotation
 
+pytestmark = pytest.mark.alone
+
 BUDGET = RetryBudget(attempts=50, deadline_s=60.0, first_wait_s=0.01, longest_wait_s=0.05)
 Act = Callable[[PartialRead], str]
 

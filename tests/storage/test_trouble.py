@@ -21,6 +21,8 @@ from penstock.storage.upload import PART_BYTES
 from storage.conftest import MakeStore
 from storage.suite import keys
 
+pytestmark = pytest.mark.alone
+
 OBJECTS = {f"object{number:02d}": random.Random(number).randbytes(number**3 * 20) for number in range(24)}
 LARGE = random.Random(99).randbytes(12 << 20)
 

@@ -162,6 +162,7 @@ def test_a_dead_rank_ends_the_others_and_the_job_goes_on_later(store: Path, tmp_
     assert batches_learned(tmp_path) == batches_planned(tmp_path, epochs=20)[: steps + 40]
 
 
+@pytest.mark.alone
 def test_a_rank_that_falls_silent_is_given_up_in_time(store: Path, tmp_path: Path) -> None:
     with ranks_of(job(store, tmp_path, iterate=True, rank_timeout_s=4.0), 2) as processes:
         wait_for_steps(tmp_path, 3)
