@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -20,6 +22,10 @@ from penstock.train.config import TrainingConfig
 from penstock.train.run import run_training
 
 SAMPLES = 60
+
+_asking = threading.Lock()
+"""Whoever starts a process asks all others whether they have ended, and an answer can be read once: of two threads that
+ask at a time one would be told 255."""
 
 # The server imports torch once and never uses it, so that every process forked from it is fresh and quick to start.
 _context = multiprocessing.get_context("forkserver")
@@ -66,19 +72,21 @@ def start_training(
 def start_process(target: Callable[..., None], *args: object) -> BaseProcess:
     """Begin something in a fresh process that has torch imported."""
     process = _context.Process(target=target, args=args)
-    process.start()
+    with _asking:
+        process.start()
     return process
 
 
 def train_in_process(config: TrainingConfig, environment: dict[str, str] | None = None, timeout_s: float = 120) -> int:
     """Run a training in a process of its own; returns its exit code, -9 for a killed one."""
     process = start_training(config, environment)
-    process.join(timeout_s)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-        raise AssertionError(f"training did not end within {timeout_s} s")
-    return process.exitcode
+    wait([process.sentinel], timeout_s)
+    with _asking:
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise AssertionError(f"training did not end within {timeout_s} s")
+        return process.exitcode
 
 
 def _train(config: TrainingConfig, environment: dict[str, str], group: bool) -> None:
