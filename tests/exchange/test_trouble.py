@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+
+import pytest
 
 from equipment.proxy import faulty_proxy
 from exchange.stage import Stage, store_of
@@ -46,6 +51,19 @@ def assert_one_chain(run: Stage, *uids: str) -> None:
         assert events[-1]["window"] == run.windows - 1
 
 
+@contextmanager
+def stopped(*workers: Worker) -> Iterator[None]:
+    """While inside, processes stand still."""
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGCONT)
+
+
+@pytest.mark.soak  # a minute, most of it the outage
 def test_a_run_recovers_from_kills_an_outage_and_a_second_aggregator_and_takes_a_newcomer(
     stage: Callable[..., Stage],
 ) -> None:
