@@ -353,3 +353,28 @@ def test_closing_ends_all_threads_and_what_is_asked_for_then_is_refused() -> Non
         trainer.step(batch(PACKED), 2)
     with pytest.raises(TrainError, match="closed"):
         trainer.loss_sum(batch(PACKED))
+
+
+@pytest.mark.parametrize("residents", [0, 2])
+def test_where_memory_is_short_residents_leave_and_the_step_is_made_without_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch, residents: int
+) -> None:
+    trainer, other, fed = make(), make(), batch(PACKED)
+    trainer.use_device(residents)
+    layer, calls = trainer.streaming.decoder.layer, [0]
+
+    def short_once(number: int, states: Tensor, call: Call) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 5:  # in the backward pass
+            raise torch.OutOfMemoryError("no room for that")
+        return layer(number, states, call)
+
+    monkeypatch.setattr(trainer.streaming.decoder, "layer", short_once)
+    if not residents:
+        with pytest.raises(TrainError, match=r"do not fit cpu \(no room for that\).*--gradient-accumulation-steps"):
+            trainer.step(fed, 1)
+    else:
+        trainer.step(fed, 1)
+        assert not trainer.streaming.residents
+        other.step(fed, 1)
+        assert same(copied(trainer), copied(other))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,16 +82,14 @@ def read_status(places: Places, run: str, *, last: int = 50) -> RunStatus:
     try:
         facts = RunFacts.from_dict(orjson.loads(storage.get(keys.settings)), keys.settings)
     except ObjectNotFound:
-        raise ExchangeError(f"{storage.url} holds no run {run!r}") from None
+        raise ExchangeError(f"{storage.url} holds no run {run!r}: name one that an aggregator has begun") from None
     chain = ManifestChain(storage, keys)
     closed = chain.count()
     scores: dict[str, Score] = {}
     scores_window = None
-    try:
+    with suppress(ObjectNotFound):  # nothing was scored yet
         told = orjson.loads(storage.get(keys.scores(facts.settings.validator)))
         scores, scores_window = from_dict(told["scores"]), told["window"]
-    except ObjectNotFound:
-        pass  # nothing was scored yet
     return RunStatus(
         facts=facts,
         members=read_members(storage, keys),

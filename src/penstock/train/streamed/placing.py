@@ -51,16 +51,14 @@ class Placing:
             self._largest = max(size[0], self._largest[0]), max(size[1], self._largest[1])
             self._begin_again()
 
-    def make_more_room(self) -> bool:
-        """After memory was short: all residents leave, and fewer come back; False where there were none."""
-        if self._budget is None or not self._streaming.residents:
-            return False
+    def make_more_room(self) -> None:
+        """After memory was short: all residents leave, and fewer come back."""
         streaming = self._streaming
-        largest = max(Resident.num_bytes(unit, streaming.gradient_dtype(unit)) for unit in streaming.units[1:])
-        self._budget -= 2 * largest
+        if self._budget is not None:
+            largest = max(Resident.num_bytes(unit, streaming.gradient_dtype(unit)) for unit in streaming.units[1:])
+            self._budget -= 2 * largest
         self._begin_again()
         torch.cuda.empty_cache()
-        return True
 
     def forget(self) -> None:
         """Weights come from elsewhere: residents are out of date."""
@@ -69,7 +67,8 @@ class Placing:
 
     def _begin_again(self) -> None:
         self.forget()
-        torch.cuda.reset_peak_memory_stats(self._device)
+        if self._budget is not None:
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def use_what_is_left(self) -> None:
         """After gradients that showed what a batch of this size needs: units move in while the budget lasts."""

@@ -189,11 +189,10 @@ class StreamedTrainer(Trainer):
         try:
             return self.streaming.passes.learn(batch, parts, weight)
         except torch.OutOfMemoryError:
-            if self.streaming.step_order is not None:
+            if self.streaming.step_order is not None or not self.streaming.residents:
                 raise
         self.streaming.passes.forget()
-        if not self._placing.make_more_room():
-            raise torch.OutOfMemoryError("with no layer kept on the device")
+        self._placing.make_more_room()
         return self.streaming.passes.learn(batch, parts, weight)
 
     def _require_whole(self) -> None:
