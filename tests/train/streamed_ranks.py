@@ -22,11 +22,12 @@ from penstock.errors import ConfigError, RankLost, TrainError
 from penstock.feed import IGNORED_LABEL
 from penstock.train.device_batch import DeviceBatch
 from penstock.train.ranks import Ranks, joined_ranks
-from penstock.train.streamed import StreamedTrainer
+from penstock.train.streamed import StreamedTrainer, due
 from penstock.train.streamed.decoder import Decoder
 from penstock.train.trainer import Precision
 from train.streamed_models import CPU, QWEN2, batch, model, rows_of, schedule
 
+due.PART = 1_000  # so that units of small models are stepped in several parts, too
 CONFIG: dict[str, Any] = {**QWEN2, "num_hidden_layers": 2}
 STEPS = 20
 SIZES = (5, 7, 3, 1)

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from penstock.errors import TrainError
 from penstock.train.optimizers import AdamSettings, adamw
 from penstock.train.ranks import Ranks
+from penstock.train.streamed import due as due_steps
 from penstock.train.streamed.background import Background
 from penstock.train.streamed.collecting import Collector
-from penstock.train.streamed.due import Due, DueStep, StepOrder
+from penstock.train.streamed.due import Due, DueStep, StepOrder, parts_of
 from penstock.train.streamed.halves import joined, split
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes
@@ -133,7 +134,7 @@ class Stepped:
 
 def by_host(stepped: Stepped) -> Callable[[StepOrder], None]:
     optimizer = HostAdam(stepped.units, stepped.host, [stepped.gradients], stepped.sharing, stepped.adam)
-    return lambda order: _help(stepped, order, lambda due: optimizer.help_with(due, 99), optimizer)
+    return lambda order: _help(stepped, order, lambda due: optimizer.help_with(due, 999), optimizer)
 
 
 def by_visits(stepped: Stepped) -> Callable[[StepOrder], None]:
@@ -141,17 +142,32 @@ def by_visits(stepped: Stepped) -> Callable[[StepOrder], None]:
     return lambda order: _help(stepped, order, optimizer.help_with, optimizer)
 
 
-def _help(stepped: Stepped, order: StepOrder, help_with: Callable[[Due], None], optimizer: Any) -> None:
+def by_both(stepped: Stepped) -> Callable[[StepOrder], None]:
+    host = HostAdam(stepped.units, stepped.host, [stepped.gradients], stepped.sharing, stepped.adam)
+    visits = VisitingAdam(stepped.host, stepped.gradients, stepped.sharing, stepped.adam, Lanes(CPU), piece=50)
+
+    def help_with(due: Due) -> None:
+        host.help_with(due, 999)
+        visits.help_with(due)
+
+    return lambda order: _help(stepped, order, help_with, host, visits)
+
+
+def _help(stepped: Stepped, order: StepOrder, help_with: Callable[[Due], None], *optimizers: Any) -> None:
     due = Due()
     for unit in stepped.units:
-        stepped.sharing.will_step(unit)
-        due.put(DueStep(unit=unit, order=order, arrived=None, may_visit=True))
+        parts = parts_of(stepped.sharing.share(unit))
+        assert len(parts) > 1
+        stepped.sharing.will_step(unit, len(parts))
+        for part in parts:
+            due.put(DueStep(unit=unit, part=part, order=order, arrived=None, may_visit=True))
     help_with(due)
     for unit in stepped.units:
         stepped.sharing.until_stepped(unit)
-    optimizer.wait()
-    if order.number == 10:
-        optimizer.close()
+    for optimizer in optimizers:
+        optimizer.wait()
+        if order.number == 10:
+            optimizer.close()
 
 
 def by_residents(stepped: Stepped) -> Callable[[StepOrder], None]:
@@ -160,19 +176,23 @@ def by_residents(stepped: Stepped) -> Callable[[StepOrder], None]:
 
     def step(order: StepOrder) -> None:
         for unit, resident in zip(stepped.units, residents, strict=True):
-            resident.gradients.copy_(stepped.gradients.units[unit.index])
+            resident.room().copy_(stepped.gradients.units[unit.index])
             resident.step(order, stepped.adam)
             resident.give_back()
 
     return step
 
 
-@pytest.mark.parametrize("by", [by_host, by_visits, by_residents])
+@pytest.mark.parametrize("by", [by_host, by_visits, by_both, by_residents])
 @pytest.mark.parametrize("image", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("gradients", [torch.float32, torch.bfloat16], ids=str)
 def test_ten_steps_are_those_of_torchs_adamw(
-    by: Callable[[Stepped], Callable[[StepOrder], None]], image: torch.dtype, gradients: torch.dtype
+    by: Callable[[Stepped], Callable[[StepOrder], None]],
+    image: torch.dtype,
+    gradients: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(due_steps, "PART", 37)
     units, adam = make_units(), AdamSettings(weight_decay=0.3, beta1=0.8, beta2=0.9)
     stepped = Stepped(units, image, gradients, adam)
     network = nn.ParameterDict(

@@ -1,4 +1,8 @@
-"""Units that are due for a step, in the order they will be needed: whoever is free takes the next."""
+"""What is due for a step, in the order it will be needed: whoever is free takes the next.
+
+Units are cut into parts for it, so that nobody is left alone with a whole unit at the end, and the unit that is needed
+next is stepped by all.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,19 @@ class StepOrder:
     """What gradients are multiplied by first."""
 
 
+PART = 1 << 24
+"""Numbers that somebody takes at a time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueStep:
-    """One unit's step."""
+    """The step of a part of a unit."""
 
     unit: Unit
+    part: slice
     order: StepOrder
     arrived: Mark
-    """Behind the way of its gradients to the host."""
+    """Behind the way of the unit's gradients to the host."""
     may_visit: bool
     """Whether it may be stepped on the device."""
 
@@ -52,3 +61,8 @@ class Due:
                     self._steps.remove(step)
                     return step
         return None
+
+
+def parts_of(whole: slice) -> list[slice]:
+    """A share of a unit, as it is taken."""
+    return [slice(start, min(start + PART, whole.stop)) for start in range(whole.start, whole.stop, PART)]

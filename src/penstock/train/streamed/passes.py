@@ -77,6 +77,8 @@ class Passes:
 
     def learn(self, batch: DeviceBatch, parts: list[slice], weight: float) -> Tensor:
         """Make the gradients of a batch's summed loss over `weight`; returns that loss."""
+        for resident in self.residents.values():
+            resident.let_go()
         self._expect(backward=True)
         self._bind(0)
         self._collector.begin(self._units[0], self._own_gradients(0))
@@ -221,7 +223,7 @@ class Passes:
 
     def _own_gradients(self, index: int) -> Tensor | None:
         resident = self.residents.get(index)
-        return resident.gradients if resident is not None else None
+        return resident.room() if resident is not None else None
 
     def _tiles(self, tokens: int) -> list[slice]:
         vocabulary = self._decoder.lm.config.get_text_config().vocab_size

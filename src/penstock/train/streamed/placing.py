@@ -6,6 +6,8 @@ fit. They leave before a batch that is larger than any before, and where gaps be
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from penstock.errors import ConfigError
@@ -18,7 +20,8 @@ SPARE_BYTES = 192 << 20
 """Of a budget, left for gaps between allocations."""
 _CONTEXT_BYTES = 920 << 20
 """What CUDA itself takes of a budget: its context and its kernels."""
-_LOOKS = 2
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_LOOKS = 3
 """How often what is left of a budget is looked at: residents change where the peak of a step is."""
 
 
@@ -96,6 +99,15 @@ class Placing:
     def close(self) -> None:
         if self._limited:
             torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+
+def let_segments_grow(device: torch.device) -> None:
+    """Have CUDA's allocator keep what is freed in pieces that grow together again: a budget leaves little for gaps.
+
+    Before anything is taken; unless somebody has said how it is to be done.
+    """
+    if device.type == "cuda" and not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # pyright: ignore
 
 
 def budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | None:

@@ -13,7 +13,7 @@ from penstock.train.streamed.host import HostUnit
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.stepping import fused_adamw
 
-_PIECE = 1 << 26
+_PIECE = 1 << 24
 """Numbers stepped at a time: as many weights and gradients are made fp32."""
 
 
@@ -26,7 +26,8 @@ class Resident:
         self._host = host
         self._mean, self._square = host.mean.to(device, copy=True), host.square.to(device, copy=True)
         self.image, self._lower = self._take(device)
-        self.gradients = torch.zeros(unit.size, dtype=gradients, device=device)
+        self._device, self._dtype = device, gradients
+        self._gradients: Tensor | None = None
 
     def _take(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         host = self._host
@@ -44,12 +45,22 @@ class Resident:
     def num_bytes(unit: Unit, gradients: torch.dtype) -> int:
         return unit.size * (12 + gradients.itemsize)
 
+    def room(self) -> Tensor:
+        """For gradients: from when they are made until they are let go of, so that others have it in the meantime."""
+        if self._gradients is None:
+            self._gradients = torch.zeros(self.unit.size, dtype=self._dtype, device=self._device)
+        return self._gradients
+
+    def let_go(self) -> None:
+        """Of gradients."""
+        self._gradients = None
+
     @torch.no_grad()
     def step(self, order: StepOrder, adam: AdamSettings) -> None:
         for segment, decays in self.unit.segments(slice(0, self.unit.size)):
             for part in _pieces(segment):
                 weights = self._weights(part)
-                gradients = self.gradients[part].float()  # a copy, where they are narrower
+                gradients = self.room()[part].float()  # a copy, where they are narrower
                 fused_adamw(weights, gradients, self._mean[part], self._square[part], order, adam, decays=decays)
                 if self._lower is not None:
                     split(weights, self.image[part], self._lower[part])

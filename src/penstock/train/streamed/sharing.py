@@ -121,18 +121,22 @@ class Sharing:
         self._progress[0, self.local_rank, unit.index] = self._taken[unit.index]
         self._wait_for(lambda: bool((self._progress[0, :, unit.index] >= self._taken[unit.index]).all()))
 
-    def will_step(self, unit: Unit) -> None:
-        """One more step of a unit is on its way."""
-        self._will[unit.index] += 1
+    def share(self, unit: Unit) -> slice:
+        """What this rank steps of a unit."""
+        return unit.share(self.local_rank, self.local_world)
+
+    def will_step(self, unit: Unit, parts: int) -> None:
+        """One more step of a unit is on its way, of its share in so many parts; of all ranks' shares in as many."""
+        self._will[unit.index] += parts
 
     def stepped(self, unit: Unit) -> None:
-        """This rank's share of a unit is stepped."""
-        self._progress[1, self.local_rank, unit.index] += 1
-        with self._changed:
+        """A part of this rank's share of a unit is stepped."""
+        with self._changed:  # several threads step
+            self._progress[1, self.local_rank, unit.index] += 1
             self._changed.notify_all()
 
     def until_stepped(self, unit: Unit) -> None:
-        """Returns once all shares of a unit are stepped, as often as they will be so far."""
+        """Returns once all parts of all shares of a unit are stepped, as often as they will be so far."""
         wanted = self._will[unit.index]
         column = self._progress[1, :, unit.index]
         if self.world > 1:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
 from penstock.train.streamed.background import Background
-from penstock.train.streamed.due import Due, StepOrder
+from penstock.train.streamed.due import Due, DueStep, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.sharing import Sharing
 
-_PIECE = 1 << 24
+_PIECE = 1 << 22
 """Numbers stepped at a time: gradients made fp32 for it may stay in the processor's cache."""
 _EPSILON = 1e-8
 
@@ -95,7 +95,7 @@ class HostAdam:
         self._thread.give(lambda: self._sum(unit, arrived))
 
     def help_with(self, due: Due, most: int) -> None:
-        """Step units while some are due, after everything given before; no more than `most`, whose sums are made."""
+        """Step what is due, after everything given before; no more parts than `most`, whose sums are made."""
         self._thread.give(lambda: self._step_some(due, most))
 
     def norm_squared(self) -> float:
@@ -117,7 +117,7 @@ class HostAdam:
         if self._sharing.world == 1:
             return
         self._sharing.arrived(unit)
-        total, share = self._sums[unit.index], unit.share(self._sharing.local_rank, self._sharing.local_world)
+        total, share = self._sums[unit.index], self._sharing.share(unit)
         for start in range(0, len(total), _PIECE):
             part = total[start : start + _PIECE]
             there = slice(share.start + start, share.start + start + len(part))
@@ -133,16 +133,15 @@ class HostAdam:
             if step is None:
                 return
             wait_on_host(step.arrived)
-            self._step(step.unit, step.order)
+            self._step(step)
 
     @torch.no_grad()
-    def _step(self, unit: Unit, order: StepOrder) -> None:
-        began = time.perf_counter()
+    def _step(self, step: DueStep) -> None:
+        began, unit, order = time.perf_counter(), step.unit, step.order
         host = self._state.units[unit.index]
-        share = unit.share(self._sharing.local_rank, self._sharing.local_world)
         found = self._sums[unit.index] if self._sums else self._gradients[0].units[unit.index]
-        shift = share.start if self._sums else 0
-        for segment, decays in unit.segments(share):
+        shift = self._sharing.share(unit).start if self._sums else 0
+        for segment, decays in unit.segments(step.part):
             for start in range(segment.start, segment.stop, _PIECE):
                 part = slice(start, min(start + _PIECE, segment.stop))
                 gradients = self._scratch[: part.stop - part.start]

@@ -18,7 +18,7 @@ from penstock.train.ranks import Ranks
 from penstock.train.streamed.boundaries import Boundaries
 from penstock.train.streamed.collecting import Collector
 from penstock.train.streamed.decoder import Decoder
-from penstock.train.streamed.due import Due, DueStep, StepOrder
+from penstock.train.streamed.due import Due, DueStep, StepOrder, parts_of
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark
 from penstock.train.streamed.layout import Unit
@@ -121,7 +121,7 @@ class Streaming:
     def gradients_of(self, unit: Unit) -> Tensor:
         """Those this rank made last."""
         resident = self.residents.get(unit.index)
-        return self.own_gradients.units[unit.index] if resident is None else resident.gradients
+        return self.own_gradients.units[unit.index] if resident is None else resident.room()
 
     @torch.no_grad()
     def _take_weights(self) -> None:
@@ -155,12 +155,15 @@ class Streaming:
 
     def _make_due(self, units: list[Unit], order: StepOrder) -> None:
         """Have units stepped, in this order, by whoever is free first."""
+        count = 0
         for unit in units:
-            self.sharing.will_step(unit)
-            arrived = self._arrived.get(unit.index)
-            may_visit = unit.index in self.visiting
-            self._due.put(DueStep(unit=unit, order=order, arrived=arrived, may_visit=may_visit))
-        self.optimizer.help_with(self._due, len(units))
+            parts = parts_of(self.sharing.share(unit))
+            count += len(parts)
+            self.sharing.will_step(unit, len(parts))
+            arrived, may_visit = self._arrived.get(unit.index), unit.index in self.visiting
+            for part in parts:
+                self._due.put(DueStep(unit=unit, part=part, order=order, arrived=arrived, may_visit=may_visit))
+        self.optimizer.help_with(self._due, count)
         if self.visiting:
             self.visitor.help_with(self._due)
 
@@ -192,7 +195,7 @@ class Streaming:
         for unit in self.units[:residents]:
             if unit.index not in self.residents:
                 resident = Resident(unit, self.host.units[unit.index], self.device, self.gradient_dtype(unit))
-                resident.gradients.copy_(self.own_gradients.units[unit.index])
+                resident.room().copy_(self.own_gradients.units[unit.index])
                 self.residents[unit.index] = resident
         self.visiting = visiting
         for index in visiting:

@@ -34,7 +34,7 @@ from penstock.train.streamed.due import StepOrder
 from penstock.train.streamed.lanes import wait_on_host
 from penstock.train.streamed.layout import Unit
 from penstock.train.streamed.parity import PARTS, Whole, require_parity, small_batch, unchanging
-from penstock.train.streamed.placing import Placing
+from penstock.train.streamed.placing import Placing, let_segments_grow
 from penstock.train.streamed.sizes import parameters_at_work
 from penstock.train.streamed.speeds import peak_flops
 from penstock.train.streamed.states import HostStates, parts_from_first
@@ -100,6 +100,7 @@ class StreamedTrainer(Trainer):
         self._timings: dict[str, float] = {}
         ranks = ranks or Ranks()
         self._ranks = ranks
+        let_segments_grow(self.device)
         self.streaming = streaming = Streaming(
             Decoder(model),
             adam=self._adam,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.train.optimizers import AdamSettings
 from penstock.train.streamed.background import Background
-from penstock.train.streamed.due import Due, StepOrder
+from penstock.train.streamed.due import Due, DueStep, StepOrder
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark, wait_on_host
 from penstock.train.streamed.layout import Unit
@@ -92,16 +92,16 @@ class VisitingAdam:
 
     def _step_all(self, due: Due) -> None:
         while (step := due.take(visiting=True)) is not None:
-            self._step(step.unit, step.order, step.arrived)
+            self._step(step)
 
     @torch.no_grad()
-    def _step(self, unit: Unit, order: StepOrder, arrived: Mark) -> None:
-        began = time.perf_counter()
-        self._lanes.wait("visit in", arrived)
-        last: Mark = None
-        for segment, decays in unit.segments(slice(0, unit.size)):
+    def _step(self, step: DueStep) -> None:
+        began, unit, last = time.perf_counter(), step.unit, None
+        self._lanes.wait("visit in", step.arrived)
+        for segment, decays in unit.segments(step.part):
             for start in range(segment.start, segment.stop, self._piece):
-                last = self._visit(unit, slice(start, min(start + self._piece, segment.stop)), order, decays=decays)
+                piece = slice(start, min(start + self._piece, segment.stop))
+                last = self._visit(unit, piece, step.order, decays=decays)
         self._under_way.append((unit, last))
         while len(self._under_way) > 1:
             self._see_home()
