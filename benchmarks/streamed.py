@@ -75,6 +75,8 @@ LENGTHS = {"tiny": 64, "3B": 2_048, "7B": 2_048}
 _HOST_BYTES = 16
 """Of a parameter: master, two moments, the bf16 image, and gradients on their way."""
 _HOST_SPARE_GIB = 12
+WARM_UP = 3
+"""Steps: what is left of a budget is looked at after each of the first."""
 _OVERLAPPING = ("compute", "link", "optimizer")
 
 
@@ -138,12 +140,12 @@ def _round(name: str, setup: Setup, batches: dict[int, DeviceBatch], args: argpa
 
 
 def _measure(contender: Contender, batch: DeviceBatch, seconds: float, first: list[float]) -> Result:
-    """Steps for some seconds, three at least and after some that warm up.
+    """Steps for some seconds, three at least and after those that warm up.
 
     A step is what passes between the ends of two: what a contender puts off is counted with the next, and the last is
     waited for.
     """
-    for _ in range(1 if first else 2):
+    for _ in range(WARM_UP):
         contender.step(batch)
         if len(first) < 2:
             first.append(round(contender.loss, 5))

@@ -107,7 +107,7 @@ def let_segments_grow(device: torch.device) -> None:
     Before anything is taken; unless somebody has said how it is to be done.
     """
     if device.type == "cuda" and not any(name in os.environ for name in _ALLOCATOR_SETTINGS):
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # pyright: ignore
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # pyright: ignore
 
 
 def budget_bytes(device: torch.device, gpu_budget_gib: float | None) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -101,6 +102,7 @@ class StreamedTrainer(Trainer):
         ranks = ranks or Ranks()
         self._ranks = ranks
         let_segments_grow(self.device)
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")  # of torch
         self.streaming = streaming = Streaming(
             Decoder(model),
             adam=self._adam,
