@@ -11,6 +11,7 @@ from penstock.errors import ConfigError
 from penstock.train.models import Transformer
 from penstock.train.models.transformer import Shape
 from penstock.train.streamed import StreamedTrainer
+from penstock.train.streamed.fused import Fused
 from train.streamed_models import (
     FAMILIES,
     GPT2,
@@ -29,12 +30,16 @@ from train.streamed_models import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def check_same(config: dict[str, Any], rows: list[list[int]], *, vocab_size: int = VOCABULARY, **more: Any) -> None:
+def check_same(
+    config: dict[str, Any], rows: list[list[int]], *, vocab_size: int = VOCABULARY, fused: bool = False, **more: Any
+) -> None:
     fed = batch(rows, vocabulary=vocab_size)
     plain, own = model(config, vocab_size=vocab_size), model(config, vocab_size=vocab_size)
     torch.manual_seed(1)
     loss, expected = ordinary(plain, fed)
     trainer = StreamedTrainer(own, schedule=schedule(), max_grad_norm=1.0, **more)
+    if fused:  # as on a GPU
+        trainer.streaming.fused.on()
     torch.manual_seed(1)
     found_loss, found = streamed(trainer, fed)
     trainer.close()
@@ -57,6 +62,42 @@ def test_documents_packed_and_padded_are_learned_as_by_the_whole_model(family: s
 )
 def test_sequences_of_one_document_need_no_mask(family: str) -> None:
     check_same(FAMILIES[family], WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("family", "norms", "gates"),
+    [
+        ("llama", 7, 3),
+        ("qwen2, tied", 7, 3),
+        ("qwen3", 13, 3),
+        ("gemma", 0, 0),  # adds 1 to weights; its gates are not of silu
+        ("phi3", 7, 0),  # has gate and up in one
+        ("mixtral", 7, 0),
+        ("qwen3_moe, some layers dense", 13, 1),
+        ("olmo2", 13, 3),
+        ("gpt2", 0, 0),
+    ],
+)
+def test_norms_and_gates_that_are_fused_compute_the_same(family: str, norms: int, gates: int) -> None:
+    check_same(FAMILIES[family], PACKED, fused=True)
+    found = Fused(model(FAMILIES[family]).lm)
+    assert len(found) == norms + gates
+
+
+def test_fused_modules_are_the_models_own_again_where_that_is_wanted() -> None:
+    lm: Any = model(LLAMA).lm
+    fused, norm = Fused(lm), lm.model.norm
+    own = norm.forward
+    fused.on()
+    assert norm.forward != own
+    with fused.without():
+        assert norm.forward == own
+    assert norm.forward != own
+    fused.off()
+    assert norm.forward == own
+    with fused.without():
+        pass
+    assert norm.forward == own
 
 
 @pytest.mark.parametrize(

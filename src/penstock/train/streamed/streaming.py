@@ -19,6 +19,7 @@ from penstock.train.streamed.boundaries import Boundaries
 from penstock.train.streamed.collecting import Collector
 from penstock.train.streamed.decoder import Decoder
 from penstock.train.streamed.due import Due, DueStep, StepOrder, parts_of
+from penstock.train.streamed.fused import Fused
 from penstock.train.streamed.host import HostGradients, HostState
 from penstock.train.streamed.lanes import Lanes, Mark
 from penstock.train.streamed.layout import Unit
@@ -59,6 +60,7 @@ class Streaming:
             ranks: All ranks of the job.
         """
         self.decoder = decoder
+        self.fused = Fused(decoder.lm.base_model)
         self.device = device
         self._adam = adam
         self._at_once = parts == 1
@@ -101,6 +103,8 @@ class Streaming:
             measured=self.sharing.world == 1,
             on_gradients=self._on_gradients,
         )
+        if self.device.type == "cuda":
+            self.fused.on()
         for owner in self.decoder.lm.modules():
             for name, buffer in owner.named_buffers(recurse=False):
                 setattr(owner, name, buffer.to(self.device))
@@ -211,6 +215,7 @@ class Streaming:
         """End the threads and let go of the device's hold on host memory."""
         if error is not None:
             self.sharing.fail(error)  # whoever waits for other ranks waits no longer
+        self.fused.off()
         self.loader.close()
         self.optimizer.close()
         self.visitor.close()

@@ -229,7 +229,8 @@ class StreamedTrainer(Trainer):
                     wait_on_host(mark)
                 whole = Whole(self.model, streaming.units, streaming.host)
                 with whole.at_hand():
-                    found = whole.compared_with(streaming.gradients_of)
+                    with streaming.fused.without():
+                        found = whole.compared_with(streaming.gradients_of)
                     parts = whole.compared_with_parts(streaming.decoder) if self._precision != "fp32" else None
         finally:
             streaming.looking = None
