@@ -62,7 +62,7 @@ class GatheredRows:
         self, parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, length: int, dtype: np.dtype
     ) -> None:
         self.dtype = dtype
-        self._length = length
+        self.length = length
         row_bytes = length * dtype.itemsize
         self.offsets = np.arange(len(places) + 1, dtype=np.int64) * length
         held_by = [part.holder for part in parts]
@@ -78,7 +78,7 @@ class GatheredRows:
             self._holder_of = np.array([numbers[id(holder)] for holder in held_by], dtype=np.int64)[of_part]
 
     def __len__(self) -> int:
-        return len(self._rows) * self._length
+        return len(self._rows) * self.length
 
     @property
     def nbytes(self) -> int:
@@ -89,14 +89,14 @@ class GatheredRows:
         first, last, _ = wanted.indices(len(self))
         if first >= last:
             return np.empty(0, dtype=self.dtype)
-        begin, end = first // self._length, -(-last // self._length)
+        begin, end = first // self.length, -(-last // self.length)
         rows = self._rows[begin:end]
         if self._holder_of is None:
             copied = self._holders[0].take(rows, axis=0).reshape(-1)
         else:
             told = zip(self._holder_of[begin:end].tolist(), rows.tolist(), strict=True)
             copied = np.concatenate([self._holders[number][row] for number, row in told])
-        return copied[first - begin * self._length : last - begin * self._length]
+        return copied[first - begin * self.length : last - begin * self.length]
 
     def whole(self) -> np.ndarray:
         """All of it, as one array."""

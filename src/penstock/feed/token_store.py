@@ -27,6 +27,8 @@ from typing import NamedTuple
 import numpy as np
 from isal import isal_zlib
 
+from penstock.feed.used_chunks import UsedChunks
+
 SEGMENT_BYTES = 256 << 20
 """Of a store that is bounded, at most: what is deleted together."""
 _SEGMENTS = 8
@@ -38,6 +40,8 @@ _RECORD = np.dtype(
 _ALIGN = 8
 _LARGEST_ROW_BYTES = 64 << 10
 _RECENT_BYTES = 32 << 20
+MAPPED_BYTES = 512 << 20
+"""What was used and stays mapped: to map it again takes a good part of the time that reading it takes."""
 
 
 class TokenChunk(NamedTuple):
@@ -68,7 +72,15 @@ class TokenChunk(NamedTuple):
 class TokenStore:
     """One cache folder, as one process sees it. Safe for threads."""
 
-    def __init__(self, folder: Path, *, chunk_count: int, dtype: np.dtype, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        chunk_count: int,
+        dtype: np.dtype,
+        max_bytes: int | None,
+        mapped_bytes: int | None = None,
+    ) -> None:
         self.folder = folder
         self._chunk_count = chunk_count
         self._dtype = dtype
@@ -80,6 +92,7 @@ class TokenStore:
         """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
         self._recent: OrderedDict[int, TokenChunk] = OrderedDict()
         self._recent_bytes = 0
+        self._used = UsedChunks(MAPPED_BYTES if mapped_bytes is None else mapped_bytes)
         self._waits_for_disks = -1
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
@@ -126,6 +139,7 @@ class TokenStore:
 
     def get(self, number: int) -> TokenChunk | None:
         """A chunk as it was put, or None where it is not there or not whole."""
+        self._used.discard(number)
         recent = self._recent.get(number)
         if recent is not None:
             return recent
@@ -172,14 +186,19 @@ class TokenStore:
             self._advise(numbers, mmap.MADV_WILLNEED)
 
     def let_go(self, numbers: np.ndarray) -> None:
-        """Chunks were used for now: what of their files counts as this process's memory is to count no more. They stay
-        readable, and in the system's memory as long as that has room."""
-        self._advise(numbers, mmap.MADV_DONTNEED)
+        """Chunks were used for now. What of their files counts as this process's memory counts no more once so many
+        bytes of others were used since. They stay readable, and in the system's memory as long as that has room."""
+        sizes = np.clip(self._sizes(self._records[numbers]), 0, 1 << 40)  # a record may be damaged
+        gone = self._used.add(zip(numbers.tolist(), sizes.tolist(), strict=True))
+        if gone:
+            self._advise(np.array(gone), mmap.MADV_DONTNEED)
+
+    def _sizes(self, records: np.ndarray) -> np.ndarray:
+        return 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
 
     def _advise(self, numbers: np.ndarray, advice: int) -> None:
         records = self._records[numbers]
-        starts = records["offset"].astype(np.int64)
-        sizes = 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
+        starts, sizes = records["offset"].astype(np.int64), self._sizes(records)
         pages = starts // mmap.PAGESIZE * mmap.PAGESIZE
         told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes).tolist(), strict=True)
         for segment, page, size in told:
