@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,12 @@ _WINDOWS_AHEAD_BYTES = 64 << 20
 
 
 class LastWindow:
-    """The window used last: whoever asks for one batch by its number asks for its neighbours next."""
+    """The window used last: whoever asks for one batch by its number asks for its neighbours next. The one before it is
+    let go of with the next: a batch may have rows of both."""
 
     def __init__(self) -> None:
         self._kept: tuple[PackedEpoch, int, Rows] | None = None
+        self._before: tuple[PackedEpoch, int] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return LastWindow, ()
@@ -35,10 +37,11 @@ class LastWindow:
     def get(self, epoch: PackedEpoch, window: int) -> Rows:
         kept = self._kept
         if kept is None or kept[0] is not epoch or kept[1] != window:
-            self._kept = epoch, window, epoch.rows(window)
-            if kept is not None:
-                kept[0].let_go(kept[1])
-            kept = self._kept
+            made = epoch.rows(window)
+            if self._before is not None:
+                self._before[0].let_go(self._before[1])
+            self._before = kept and kept[:2]
+            kept = self._kept = epoch, window, made
         return kept[2]
 
 
@@ -100,7 +103,8 @@ class PackedEpoch:
     def _used_up(self, windows: Iterator[Rows], first: int) -> Iterator[Rows]:
         for window, made in enumerate(windows, start=first):
             yield made
-            self.let_go(window)
+            if window > first:
+                self.let_go(window - 1)
 
     def _chunks_of(self, window: int) -> np.ndarray:
         """The chunks that a window's samples are in."""
@@ -117,7 +121,7 @@ class PackedEpoch:
             began = time.perf_counter()
             made = self.kept_rows(window)
             if window + 1 < self.window_count:
-                self._cache.will_need(self._chunks_of(window + 1))
+                self._cache.will_need(partial(self._chunks_of, window + 1))
             self._cache.timings.waited(time.perf_counter() - began)
             yield made
 

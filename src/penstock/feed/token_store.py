@@ -18,7 +18,7 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -40,6 +40,8 @@ _RECORD = np.dtype(
 _ALIGN = 8
 _LARGEST_ROW_BYTES = 64 << 10
 _RECENT_BYTES = 32 << 20
+_FAULT_BYTES = 64 << 10
+"""Whoever touches a page maps those around it, also of a neighbour that was let go of."""
 MAPPED_BYTES = 512 << 20
 """What was used and stays mapped: to map it again takes a good part of the time that reading it takes."""
 
@@ -178,12 +180,13 @@ class TokenStore:
         """Whether this process has seen every chunk to be there and whole."""
         return len(self._whole) >= self._chunk_count
 
-    def will_need(self, numbers: np.ndarray) -> None:
-        """Let the system read chunks ahead, if this process has lately had to wait for its disks at all."""
+    def will_need(self, numbers: Callable[[], np.ndarray]) -> None:
+        """Let the system read chunks ahead, if this process has lately had to wait for its disks at all; else nobody
+        asks which."""
         waits = getrusage(RUSAGE_SELF).ru_majflt
         if waits != self._waits_for_disks:
             self._waits_for_disks = waits
-            self._advise(numbers, mmap.MADV_WILLNEED)
+            self._advise(numbers(), mmap.MADV_WILLNEED)
 
     def let_go(self, numbers: np.ndarray) -> None:
         """Chunks were used for now. What of their files counts as this process's memory counts no more once so many
@@ -191,16 +194,16 @@ class TokenStore:
         sizes = np.clip(self._sizes(self._records[numbers]), 0, 1 << 40)  # a record may be damaged
         gone = self._used.add(zip(numbers.tolist(), sizes.tolist(), strict=True))
         if gone:
-            self._advise(np.array(gone), mmap.MADV_DONTNEED)
+            self._advise(np.array(gone), mmap.MADV_DONTNEED, around=_FAULT_BYTES)
 
     def _sizes(self, records: np.ndarray) -> np.ndarray:
         return 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
 
-    def _advise(self, numbers: np.ndarray, advice: int) -> None:
+    def _advise(self, numbers: np.ndarray, advice: int, *, around: int = 0) -> None:
         records = self._records[numbers]
         starts, sizes = records["offset"].astype(np.int64), self._sizes(records)
-        pages = starts // mmap.PAGESIZE * mmap.PAGESIZE
-        told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes).tolist(), strict=True)
+        pages = np.maximum(starts - around, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+        told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes + around).tolist(), strict=True)
         for segment, page, size in told:
             known = self._maps.get(segment)
             if known is not None and 0 <= page < len(known[0]) and size > 0:  # a record may be damaged: found when read
