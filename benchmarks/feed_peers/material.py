@@ -152,7 +152,7 @@ class Material:
 
     def token_files(self, store: Path) -> list[Path]:
         """What a loader reads of a tokenised store before its first batch."""
-        folder = next((store / "tokens").iterdir())
+        folder = next((store / "tokens").glob("*/index.bin")).parent
         return [store / "block_manifest.json", folder / "index.bin", folder / "segments" / "00000000"]
 
     # -- for crashes and for size --------------------------------------------------------------------------------------

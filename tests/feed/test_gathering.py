@@ -93,7 +93,7 @@ def test_what_was_used_can_be_let_go_of_and_read_again(tmp_path: Path) -> None:
     before = store.get(1)
     assert before is not None
     copied = before.ids.tolist()
-    store.will_need(np.arange(3))
+    store.will_need(lambda: np.arange(3))
     store.let_go(np.arange(3))
     assert before.ids.tolist() == copied
     again = store.get(1)

@@ -49,6 +49,17 @@ def test_it_goes_there_and_back_at_any_size(size: int, seed: int, data: st.DataO
     assert [permutation.at(position) for position in positions] == values.tolist()
 
 
+@pytest.mark.parametrize("size", [2, 129, 300, 2_049, 3_904, 4_096, 16_384, 16_385, 40_000])
+def test_alone_among_some_and_among_all_a_position_holds_the_same(size: int) -> None:
+    permutation = Permutation(size, derive_key("alone", size))
+    values = permutation.at(np.arange(size))
+    for every in (1, 2, 7):
+        some = np.arange(size)[::every]
+        assert np.array_equal(permutation.at(some), values[::every])
+        assert np.array_equal(permutation.position_of(values[::every]), some)
+    assert [permutation.at(position) for position in range(0, size, 97)] == values[::97].tolist()
+
+
 def test_a_trillion_is_spot_checked() -> None:
     permutation = Permutation(10**12, derive_key("far"))
     positions = np.random.default_rng(0).integers(0, 10**12, 200_000)

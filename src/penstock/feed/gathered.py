@@ -22,12 +22,17 @@ class GatheredIds:
         at = firsts[of_part] + places + 1
         self.dtype = dtype
         self.offsets = np.zeros(len(places) + 1, dtype=np.int64)
-        np.cumsum(offsets[at + 1] - offsets[at], out=self.offsets[1:])
-        ids = [part.ids for part in parts]
-        starts, stops = offsets[at].tolist(), offsets[at + 1].tolist()
-        told = zip(of_part.tolist(), starts, stops, strict=True)
-        self._samples = [ids[number][start:stop] for number, start, stop in told]
+        starts, stops = offsets[at], offsets[at + 1]
+        np.cumsum(stops - starts, out=self.offsets[1:])
         self._bounds: list[int] = self.offsets.tolist()
+        held = _Held(parts, dtype)
+        first = held.firsts(dtype.itemsize)[of_part]
+        spans = map(slice, (starts + first).tolist(), (stops + first).tolist())
+        if held.numbers is None:
+            self._samples = list(map(held.holders[0].__getitem__, spans))
+        else:
+            told = zip(held.numbers[of_part].tolist(), spans, strict=True)
+            self._samples = [held.holders[number][span] for number, span in told]
 
     def __len__(self) -> int:
         return self._bounds[-1]
@@ -62,23 +67,15 @@ class GatheredRows:
         self, parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, length: int, dtype: np.dtype
     ) -> None:
         self.dtype = dtype
-        self._length = length
-        row_bytes = length * dtype.itemsize
+        self.length = length
         self.offsets = np.arange(len(places) + 1, dtype=np.int64) * length
-        held_by = [part.holder for part in parts]
-        holders = {id(holder): holder for holder in held_by}
-        numbers = {key: number for number, key in enumerate(holders)}
-        self._holders = [
-            holder[: len(holder) // row_bytes * row_bytes].view(dtype).reshape(-1, length)
-            for holder in holders.values()
-        ]
-        self._rows = np.array([part.at // row_bytes for part in parts], dtype=np.int64)[of_part] + places
-        self._holder_of = None
-        if len(holders) > 1:
-            self._holder_of = np.array([numbers[id(holder)] for holder in held_by], dtype=np.int64)[of_part]
+        held = _Held(parts, dtype)
+        self._holders = [holder[: len(holder) // length * length].reshape(-1, length) for holder in held.holders]
+        self._rows = held.firsts(length * dtype.itemsize)[of_part] + places
+        self._holder_of = None if held.numbers is None else held.numbers[of_part]
 
     def __len__(self) -> int:
-        return len(self._rows) * self._length
+        return len(self._rows) * self.length
 
     @property
     def nbytes(self) -> int:
@@ -89,18 +86,41 @@ class GatheredRows:
         first, last, _ = wanted.indices(len(self))
         if first >= last:
             return np.empty(0, dtype=self.dtype)
-        begin, end = first // self._length, -(-last // self._length)
+        begin, end = first // self.length, -(-last // self.length)
+        return self.rows(begin, end).reshape(-1)[first - begin * self.length : last - begin * self.length]
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Some of its rows, as a matrix of its own."""
         rows = self._rows[begin:end]
         if self._holder_of is None:
-            copied = self._holders[0].take(rows, axis=0).reshape(-1)
-        else:
-            told = zip(self._holder_of[begin:end].tolist(), rows.tolist(), strict=True)
-            copied = np.concatenate([self._holders[number][row] for number, row in told])
-        return copied[first - begin * self._length : last - begin * self._length]
+            return self._holders[0].take(rows, axis=0)
+        told = zip(self._holder_of[begin:end].tolist(), rows.tolist(), strict=True)
+        return np.concatenate([self._holders[number][row] for number, row in told]).reshape(-1, self.length)
 
     def whole(self) -> np.ndarray:
         """All of it, as one array."""
         return self[:]
+
+
+class _Held:
+    """What runs of samples lie in: a mapped file or several, each taken for an array of numbers."""
+
+    def __init__(self, parts: list[TokenChunk], dtype: np.dtype) -> None:
+        held_by = [part.holder for part in parts]
+        holders = {id(holder): holder for holder in held_by}
+        self.holders = [
+            holder[: len(holder) // dtype.itemsize * dtype.itemsize].view(dtype) for holder in holders.values()
+        ]
+        self.numbers = None
+        """Of each run's; None where all lie in one."""
+        if len(holders) != 1:
+            places = {key: number for number, key in enumerate(holders)}
+            self.numbers = np.array([places[id(holder)] for holder in held_by], dtype=np.int64)
+        self._at = np.array([part.at for part in parts], dtype=np.int64)
+
+    def firsts(self, unit_bytes: int) -> np.ndarray:
+        """Where each run begins in what holds it, counted in such units."""
+        return self._at // unit_bytes
 
 
 Ids = np.ndarray | GatheredIds | GatheredRows

@@ -6,7 +6,7 @@ strided plan ──► batch k of the epoch ──► rank's share [rank::world]
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.mix import Mix
 from penstock.feed.pieces import PACKINGS, Packing
-from penstock.feed.plain_feed import Batch, Feed, PlainFeed
+from penstock.feed.plain_feed import Feed, PlainFeed
 from penstock.feed.rows import FIELDS, FieldName
 from penstock.feed.source_feed import FeedSettings, Learn, SourceFeed, TokenizerChoice
 from penstock.feed.state import LoaderState
-from penstock.feed.text_epoch import Step
+from penstock.feed.steps import Batch, Steps
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.world import settle_world
 from penstock.plans.orders import ORDERS, OrderName
@@ -113,8 +113,10 @@ class DistributedLoader:
         )
         self._feed = self._make_feed(dataset, TokenizerChoice(tokenizer), cache, prefetch_bytes, drop_last=drop_last)
         self._begun = LoaderState(shape={})
-        self._place: dict[str, Any] = {}
-        """What has changed in the state since: a batch is handed out far more often than the state is asked for."""
+        self._steps: Steps | None = None
+        """What is being handed out since, if the state was not set since,"""
+        self._handed = 0
+        """and how many of its batches were: one is handed out far more often than the state is asked for."""
         self._changes = 0
 
     def _make_feed(
@@ -148,13 +150,13 @@ class DistributedLoader:
 
     @property
     def _state(self) -> LoaderState:
-        if self._place:
-            self._begun, self._place = replace(self._begun, **self._place), {}
-        return self._begun
+        if self._steps is None:
+            return self._begun
+        return replace(self._begun, **self._steps.place(self._handed))
 
     @_state.setter
     def _state(self, state: LoaderState) -> None:
-        self._begun, self._place = state, {}
+        self._begun, self._steps = state, None
 
     # -- iterating -----------------------------------------------------------------------------------------------------
 
@@ -163,23 +165,27 @@ class DistributedLoader:
         epoch = self._state.epoch
         while True:
             changes = self._changes
-            steps = self._steps()
+            made = self._feed.steps(self._state, self.batch_size, self.rank, self.world_size)
+            timings = self._feed.sources[0].report_to
             try:
-                for step in steps:
-                    self._place = step.place
-                    yield step.batch
+                for steps in made:
+                    self._steps = steps
+                    for self._handed, batch in enumerate(steps.batches, start=1):
+                        timings.batches += 1
+                        yield batch
+                        if self._steps is not steps:  # the state was set meanwhile
+                            if changes != self._changes:
+                                break
+                            self._steps = steps
                     if changes != self._changes:
                         break  # what was made ahead is of the plan before
                 else:
                     break
             finally:
-                steps.close()
+                made.close()
             if self._state.epoch != epoch:
                 return
         self._state = self._feed.following(self._state)
-
-    def _steps(self) -> Generator[Step, None, None]:
-        return self._feed.steps(self._state, self.batch_size, self.rank, self.world_size)
 
     def batch(self, epoch: int, k: int) -> Batch:
         """Batch k of an epoch, as this rank gets it: a pure function, wherever the loader stands."""

@@ -21,8 +21,8 @@ from penstock.feed.prefetch import Prefetch
 from penstock.feed.rows import merge
 from penstock.feed.source_feed import SourceFeed
 from penstock.feed.state import ExclusionEntry, LoaderState, StreamPlace
+from penstock.feed.steps import Step
 from penstock.feed.streams import Stream, Taken, locate, make_stream
-from penstock.feed.text_epoch import Step
 from penstock.plans.mixing import Mixture
 from penstock.plans.permutation import derive_key
 
@@ -146,9 +146,7 @@ class MixedFeed:
             on_wait=self._sources[0].report_to.waited,
         )
         try:
-            for step in ahead:
-                self._sources[0].report_to.batches += 1
-                yield step
+            yield from ahead
         finally:
             ahead.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from penstock.feed.pieces import Packing, count_rows
 from penstock.feed.prefetch import Prefetch
 from penstock.feed.rows import ONLY_IDS, FieldName, Rows, merge
 from penstock.feed.state import ExclusionEntry, LoaderState
-from penstock.feed.text_epoch import Step
+from penstock.feed.steps import PackedSteps, Step, Steps
 from penstock.feed.token_cache import TokenCache
 from penstock.feed.windows import WindowPlan
 from penstock.plans.orders import Order, Sequential, ShardLocal
@@ -24,10 +24,12 @@ _WINDOWS_AHEAD_BYTES = 64 << 20
 
 
 class LastWindow:
-    """The window used last: whoever asks for one batch by its number asks for its neighbours next."""
+    """The window used last: whoever asks for one batch by its number asks for its neighbours next. The one before it is
+    let go of with the next: a batch may have rows of both."""
 
     def __init__(self) -> None:
         self._kept: tuple[PackedEpoch, int, Rows] | None = None
+        self._before: tuple[PackedEpoch, int] | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         return LastWindow, ()
@@ -35,7 +37,11 @@ class LastWindow:
     def get(self, epoch: PackedEpoch, window: int) -> Rows:
         kept = self._kept
         if kept is None or kept[0] is not epoch or kept[1] != window:
-            kept = self._kept = epoch, window, epoch.rows(window)
+            made = epoch.rows(window)
+            if self._before is not None:
+                self._before[0].let_go(self._before[1])
+            self._before = kept and kept[:2]
+            kept = self._kept = epoch, window, made
         return kept[2]
 
 
@@ -72,7 +78,7 @@ class PackedEpoch:
 
     def steps(
         self, state: LoaderState, batch_size: int, rank: int, world: int, *, drop_last: bool
-    ) -> Generator[Step, None, None]:
+    ) -> Generator[Steps, None, None]:
         """The epoch's batches from where a state stands. Windows are made ahead, in a thread; but for those that take
         no work: two threads of one interpreter would only be in each other's way."""
         if self._cache.at_hand and state.window < self.window_count and self.kept_rows(state.window).is_lazy:
@@ -85,26 +91,37 @@ class PackedEpoch:
             on_wait=self._cache.timings.waited,
         )
         try:
-            yield from self._deal(iter(sequences), state, batch_size, rank, world, drop_last=drop_last)
+            windows = self._used_up(iter(sequences), state.window)
+            yield from self._deal(windows, state, batch_size, rank, world, drop_last=drop_last)
         finally:
             sequences.close()
 
+    def let_go(self, window: int) -> None:
+        """A window was used, and is no longer needed."""
+        self._cache.let_go(self._chunks_of(window))
+
+    def _used_up(self, windows: Iterator[Rows], first: int) -> Iterator[Rows]:
+        for window, made in enumerate(windows, start=first):
+            yield made
+            if window > first:
+                self.let_go(window - 1)
+
     def _chunks_of(self, window: int) -> np.ndarray:
-        """The chunks of a window that is made of whole ones; all chunks, where samples come from everywhere."""
+        """The chunks that a window's samples are in."""
         if isinstance(self._order, ShardLocal):
             return self._order.window_chunk_ids(window)
+        size = self._cache.chunk_size
         if isinstance(self._order, Sequential):
             first, stop = window * self._window_samples, (window + 1) * self._window_samples
-            size = self._cache.chunk_size
             return np.arange(first // size, min(-(-stop // size), self._cache.chunk_count))
-        return np.arange(self._cache.chunk_count)
+        return np.unique(self._plan(window).sample_ids(window) // size)
 
     def _at_hand(self, first: int) -> Iterator[Rows]:
         for window in range(first, self.window_count):
             began = time.perf_counter()
             made = self.kept_rows(window)
             if window + 1 < self.window_count:
-                self._cache.will_need(self._chunks_of(window + 1))
+                self._cache.will_need(partial(self._chunks_of, window + 1))
             self._cache.timings.waited(time.perf_counter() - began)
             yield made
 
@@ -117,9 +134,8 @@ class PackedEpoch:
         world: int,
         *,
         drop_last: bool,
-    ) -> Iterator[Step]:
+    ) -> Iterator[Steps]:
         step, window, offset = state.step, state.window, state.offset
-        timings = self._cache.timings
         hasty = world == 1 and self._fields == ONLY_IDS
         pieces: list[tuple[Rows, int, int]] = []
         wanted = batch_size
@@ -127,12 +143,9 @@ class PackedEpoch:
             count = len(made)
             while offset < count:
                 if hasty and not pieces:
-                    for batch in made.id_batches(offset, batch_size):  # what follows, for the usual case
-                        offset, step = offset + batch_size, step + 1
-                        timings.batches += 1
-                        at_end = offset == count
-                        place = {"step": step, "window": window + at_end, "offset": 0 if at_end else offset}
-                        yield Step(batch, 0, place)
+                    for batches in made.id_batches(offset, batch_size):  # what follows, for the usual case
+                        yield PackedSteps(batches, step, window, offset, batch_size, count)
+                        offset, step = offset + len(batches) * batch_size, step + len(batches)
                     if offset == count:
                         break
                 stop = min(offset + wanted, count)
@@ -140,16 +153,11 @@ class PackedEpoch:
                 wanted -= stop - offset
                 offset = stop
                 if not wanted:
-                    step += 1
-                    at_end = offset == count
-                    place = {"step": step, "window": window + at_end, "offset": 0 if at_end else offset}
-                    timings.batches += 1
-                    yield Step(self._batch(pieces, rank, world), 0, place)
-                    pieces, wanted = [], batch_size
-            self._cache.let_go(self._chunks_of(window))
+                    batch = self._batch(pieces, rank, world)
+                    yield PackedSteps([batch], step, window, offset - batch_size, batch_size, count)
+                    step, pieces, wanted = step + 1, [], batch_size
             window, offset = window + 1, 0
         if pieces and not drop_last:
-            timings.batches += 1
             yield Step(self._batch(pieces, rank, world), 0, {"step": step + 1, "window": window, "offset": 0})
 
     def _batch(self, pieces: list[tuple[Rows, int, int]], rank: int, world: int) -> dict[str, Any]:

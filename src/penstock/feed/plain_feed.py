@@ -12,9 +12,8 @@ from penstock.errors import ConfigError
 from penstock.feed.packed_epoch import PackedEpoch
 from penstock.feed.source_feed import SourceFeed
 from penstock.feed.state import ExclusionEntry, LoaderState
-from penstock.feed.text_epoch import Step, TextEpoch
-
-Batch = dict[str, Any]
+from penstock.feed.steps import Batch, Steps
+from penstock.feed.text_epoch import TextEpoch
 
 
 class Feed(Protocol):
@@ -37,7 +36,7 @@ class Feed(Protocol):
         """The state behind the end of its epoch."""
         ...
 
-    def steps(self, state: LoaderState, batch_size: int, rank: int, world: int) -> Generator[Step, None, None]:
+    def steps(self, state: LoaderState, batch_size: int, rank: int, world: int) -> Generator[Steps, None, None]:
         """The batches from where a state stands to the end of its epoch."""
         ...
 
@@ -95,7 +94,7 @@ class PlainFeed:
     def following(self, state: LoaderState) -> LoaderState:
         return self.begin(state, state.epoch + 1, 0)
 
-    def steps(self, state: LoaderState, batch_size: int, rank: int, world: int) -> Generator[Step, None, None]:
+    def steps(self, state: LoaderState, batch_size: int, rank: int, world: int) -> Generator[Steps, None, None]:
         if self._source.packed:
             packed = self._packed(state)
             return packed.steps(state, batch_size, rank, world, drop_last=self._drop_last)

@@ -37,7 +37,7 @@ class RaggedRows:
     def token_counts(self, rows: range) -> np.ndarray:
         return np.diff(self._parts.offsets)[self._rows[rows.start : rows.stop : rows.step]]
 
-    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
+    def id_batches(self, start: int, size: int) -> Iterator[list[dict[str, Any]]]:
         return iter(())
 
     def fields(self, names: tuple[FieldName, ...], rows: range | np.ndarray) -> dict[str, np.ndarray]:

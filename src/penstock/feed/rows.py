@@ -50,8 +50,8 @@ class Rows(Protocol):
         """Tokens of each row, filling left out."""
         ...
 
-    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
-        """Batches of ids alone, of so many rows each, from a row on: as far as it has them whole and at hand."""
+    def id_batches(self, start: int, size: int) -> Iterator[list[dict[str, Any]]]:
+        """Batches of ids alone, of so many rows each, from a row on, some at a time: as far as it has them whole."""
         ...
 
 

@@ -6,12 +6,14 @@ what is not to be learned, and in the filling. Positions count from where a piec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from penstock.feed.gathered import GatheredRows
 from penstock.feed.labels import IGNORED_LABEL, labels_of, plain_ids
 from penstock.feed.pieces import Pieces
 from penstock.feed.rows import BEGINS, ONLY_IDS, FieldName, end_of, picked
@@ -57,21 +59,20 @@ class Sequences:
             result |= self._others(names, rows)
         return result
 
-    def id_batches(self, start: int, size: int) -> Iterator[dict[str, Any]]:
+    def id_batches(self, start: int, size: int) -> Iterator[list[dict[str, Any]]]:
         if self._masked:
             return
         sample_ids, bounds = self._ending
         at_once = max(1, _GATHERED_BYTES // (self._length * self._pieces.ids.dtype.itemsize * size)) * size
         while start + size <= self._whole:
-            stop = min(start + at_once, self._whole)
-            held = self._whole_rows(range(start, stop))
-            for first in range(0, stop - start - size + 1, size):
-                row = start + first
-                yield {
-                    "input_ids": held[first : first + size],
-                    "sample_ids": sample_ids[bounds[row] : bounds[row + size]],
-                }
-            start += (stop - start) // size * size
+            stop = min(start + at_once, start + (self._whole - start) // size * size)
+            held = self._whole_rows(range(start, stop)).reshape(-1, size, self._length)
+            if isinstance(bounds, range):
+                ended = iter(sample_ids[start:stop].reshape(-1, size))
+            else:
+                ended = (sample_ids[first:last] for first, last in pairwise(bounds[start : stop + 1 : size]))
+            yield [{"input_ids": rows, "sample_ids": ids} for rows, ids in zip(held, ended, strict=True)]
+            start = stop
 
     def _input_ids(self, rows: range | np.ndarray) -> np.ndarray:
         """A view where they are a range and none of them is filled up."""
@@ -89,6 +90,8 @@ class Sequences:
         if isinstance(ids, np.ndarray):
             return ids[: self._whole * length].reshape(-1, length)[picked(rows)]
         if isinstance(rows, range) and rows.step == 1:
+            if isinstance(ids, GatheredRows) and ids.length == length:
+                return ids.rows(rows.start, rows.stop)
             return ids[rows.start * length : rows.stop * length].reshape(-1, length)
         found = [ids[int(row) * length : (int(row) + 1) * length] for row in rows]
         return np.stack(found) if found else np.empty((0, length), dtype=ids.dtype)
@@ -164,12 +167,15 @@ class Sequences:
         return np.concatenate(found)
 
     @cached_property
-    def _ending(self) -> tuple[np.ndarray, list[int]]:
-        """The samples in the order in which they end, and how many have ended before each row."""
+    def _ending(self) -> tuple[np.ndarray, Sequence[int]]:
+        """The samples in the order in which they end, and how many have ended before each row: a range where every row
+        is a sample."""
         pieces = self._pieces
+        if isinstance(pieces.ids, GatheredRows) and pieces.ids.length == self._length:
+            return pieces.sample_ids, range(len(self) + 1)
         last_row = np.maximum(pieces.offsets[1:] - 1, 0) // self._length
-        bounds = np.searchsorted(last_row[pieces.ends], np.arange(len(self) + 1), side="left")
-        return pieces.sample_ids[pieces.ends], bounds.tolist()
+        in_rows = np.bincount(last_row[pieces.ends], minlength=len(self))
+        return pieces.sample_ids[pieces.ends], [0, *np.cumsum(in_rows).tolist()]
 
     @cached_property
     def _filling(self) -> np.ndarray:

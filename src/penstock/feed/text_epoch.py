@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.feed.prefetch import Prefetch
 from penstock.feed.state import LoaderState
+from penstock.feed.steps import Step
 from penstock.feed.texts import SampleReader
 from penstock.feed.timings import Timings
 from penstock.plans.orders import Order
@@ -14,15 +15,6 @@ from penstock.plans.strided import Exclusion, StridedEpoch
 
 _STEPS_AT_A_TIME = 256
 """How many batches' ids are worked out together: alone, the arithmetic would cost more than the reading."""
-
-
-class Step(NamedTuple):
-    """A batch for one rank, and where the loader stands once it was handed out."""
-
-    batch: dict[str, Any]
-    size_bytes: int
-    place: dict[str, Any]
-    """Fields of `LoaderState`."""
 
 
 class TextEpoch:
@@ -65,9 +57,7 @@ class TextEpoch:
             on_wait=self._timings.waited,
         )
         try:
-            for step in ahead:
-                self._timings.batches += 1
-                yield step
+            yield from ahead
         finally:
             ahead.close()
 

@@ -169,7 +169,7 @@ class TokenCache:
         store = self._open().store
         return store is not None and store.all_whole
 
-    def will_need(self, numbers: np.ndarray) -> None:
+    def will_need(self, numbers: Callable[[], np.ndarray]) -> None:
         """Let the system read these chunks ahead."""
         store = self._open().store
         if store is not None:

@@ -18,7 +18,7 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 import numpy as np
 from isal import isal_zlib
+
+from penstock.feed.used_chunks import UsedChunks
 
 SEGMENT_BYTES = 256 << 20
 """Of a store that is bounded, at most: what is deleted together."""
@@ -38,6 +40,10 @@ _RECORD = np.dtype(
 _ALIGN = 8
 _LARGEST_ROW_BYTES = 64 << 10
 _RECENT_BYTES = 32 << 20
+_FAULT_BYTES = 64 << 10
+"""Whoever touches a page maps those around it, also of a neighbour that was let go of."""
+MAPPED_BYTES = 512 << 20
+"""What was used and stays mapped: to map it again takes a good part of the time that reading it takes."""
 
 
 class TokenChunk(NamedTuple):
@@ -68,7 +74,15 @@ class TokenChunk(NamedTuple):
 class TokenStore:
     """One cache folder, as one process sees it. Safe for threads."""
 
-    def __init__(self, folder: Path, *, chunk_count: int, dtype: np.dtype, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        chunk_count: int,
+        dtype: np.dtype,
+        max_bytes: int | None,
+        mapped_bytes: int | None = None,
+    ) -> None:
         self.folder = folder
         self._chunk_count = chunk_count
         self._dtype = dtype
@@ -80,6 +94,7 @@ class TokenStore:
         """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
         self._recent: OrderedDict[int, TokenChunk] = OrderedDict()
         self._recent_bytes = 0
+        self._used = UsedChunks(MAPPED_BYTES if mapped_bytes is None else mapped_bytes)
         self._waits_for_disks = -1
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
@@ -126,6 +141,7 @@ class TokenStore:
 
     def get(self, number: int) -> TokenChunk | None:
         """A chunk as it was put, or None where it is not there or not whole."""
+        self._used.discard(number)
         recent = self._recent.get(number)
         if recent is not None:
             return recent
@@ -164,24 +180,30 @@ class TokenStore:
         """Whether this process has seen every chunk to be there and whole."""
         return len(self._whole) >= self._chunk_count
 
-    def will_need(self, numbers: np.ndarray) -> None:
-        """Let the system read chunks ahead, if this process has lately had to wait for its disks at all."""
+    def will_need(self, numbers: Callable[[], np.ndarray]) -> None:
+        """Let the system read chunks ahead, if this process has lately had to wait for its disks at all; else nobody
+        asks which."""
         waits = getrusage(RUSAGE_SELF).ru_majflt
         if waits != self._waits_for_disks:
             self._waits_for_disks = waits
-            self._advise(numbers, mmap.MADV_WILLNEED)
+            self._advise(numbers(), mmap.MADV_WILLNEED)
 
     def let_go(self, numbers: np.ndarray) -> None:
-        """Chunks were used for now: what of their files counts as this process's memory is to count no more. They stay
-        readable, and in the system's memory as long as that has room."""
-        self._advise(numbers, mmap.MADV_DONTNEED)
+        """Chunks were used for now. What of their files counts as this process's memory counts no more once so many
+        bytes of others were used since. They stay readable, and in the system's memory as long as that has room."""
+        sizes = np.clip(self._sizes(self._records[numbers]), 0, 1 << 40)  # a record may be damaged
+        gone = self._used.add(zip(numbers.tolist(), sizes.tolist(), strict=True))
+        if gone:
+            self._advise(np.array(gone), mmap.MADV_DONTNEED, around=_FAULT_BYTES)
 
-    def _advise(self, numbers: np.ndarray, advice: int) -> None:
+    def _sizes(self, records: np.ndarray) -> np.ndarray:
+        return 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
+
+    def _advise(self, numbers: np.ndarray, advice: int, *, around: int = 0) -> None:
         records = self._records[numbers]
-        starts = records["offset"].astype(np.int64)
-        sizes = 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
-        pages = starts // mmap.PAGESIZE * mmap.PAGESIZE
-        told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes).tolist(), strict=True)
+        starts, sizes = records["offset"].astype(np.int64), self._sizes(records)
+        pages = np.maximum(starts - around, 0) // mmap.PAGESIZE * mmap.PAGESIZE
+        told = zip(records["segment"].tolist(), pages.tolist(), (starts - pages + sizes + around).tolist(), strict=True)
         for segment, page, size in told:
             known = self._maps.get(segment)
             if known is not None and 0 <= page < len(known[0]) and size > 0:  # a record may be damaged: found when read

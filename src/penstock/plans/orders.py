@@ -22,7 +22,8 @@ from penstock.plans.permutation import Permutation, derive_key
 OrderName = Literal["sequential", "shuffled", "shard-local", "numpy"]
 ORDERS: tuple[OrderName, ...] = ("sequential", "shuffled", "shard-local", "numpy")
 NUMPY_LIMIT = 10_000_000
-_WINDOWS_KEPT = 4
+_WINDOWS_TOGETHER = 16
+"""The chunks of so many windows are worked out at a time: it costs little more than those of one."""
 
 
 class Order(Protocol):
@@ -89,7 +90,7 @@ class ShardLocal:
         """How many samples the last chunk lacks."""
         self._short_slot = self._chunks.position_of(self.chunk_count - 1) if self.chunk_count else 0
         self._chunk_ids: dict[int, np.ndarray] = {}
-        """Of a few windows: who asks for those of one asks again, and for its neighbours."""
+        """Of some windows, by the first of them: who asks for those of one asks again, and for its neighbours."""
 
     @property
     def window_count(self) -> int:
@@ -97,21 +98,23 @@ class ShardLocal:
 
     def window_start(self, window: int) -> int:
         """The position at which a window begins; that of `window_count` is the end."""
-        return int(self._slot_start(min(window * self.window_chunks, self.chunk_count)))
+        slot = min(window * self.window_chunks, self.chunk_count)
+        return slot * self.chunk_size - (self._missing if slot > self._short_slot else 0)
 
     def window_of(self, positions: np.ndarray) -> np.ndarray:
         return self._slot_of(positions)[0] // self.window_chunks
 
     def window_chunk_ids(self, window: int) -> np.ndarray:
         """The chunks a window is made of, in order: what has to be read for it."""
-        found = self._chunk_ids.get(window)
+        first = window // _WINDOWS_TOGETHER * _WINDOWS_TOGETHER
+        found = self._chunk_ids.get(first)
         if found is None:
-            first = window * self.window_chunks
-            found = self._chunks.at(np.arange(first, min(first + self.window_chunks, self.chunk_count)))
-            if len(self._chunk_ids) >= _WINDOWS_KEPT:
+            start, stop = (number * self.window_chunks for number in (first, first + _WINDOWS_TOGETHER))
+            found = self._chunks.at(np.arange(start, min(stop, self.chunk_count)))
+            if len(self._chunk_ids) > 1:
                 self._chunk_ids.clear()
-            self._chunk_ids[window] = found
-        return found
+            self._chunk_ids[first] = found
+        return found[(window - first) * self.window_chunks : (window - first + 1) * self.window_chunks]
 
     def window_order(self, window: int) -> tuple[np.ndarray, np.ndarray]:
         """What stands at each position of a window: which of its chunks, and which sample of that."""
@@ -150,9 +153,11 @@ class ShardLocal:
 
     def _slot_of(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The place of a position's chunk in the order, and the place in the chunk."""
-        after_short = positions >= (self._short_slot + 1) * self.chunk_size - self._missing
-        shifted = positions + np.where(after_short, self._missing, 0)
-        return shifted // self.chunk_size, shifted % self.chunk_size
+        if self._missing:
+            after_short = positions >= (self._short_slot + 1) * self.chunk_size - self._missing
+            positions = positions + after_short * self._missing
+        slots = positions // self.chunk_size
+        return slots, positions - slots * self.chunk_size
 
 
 class NumpyOrder:

@@ -84,7 +84,13 @@ class Permutation:
     def _tile(self, numbers: np.ndarray, *, forward: bool) -> np.ndarray:
         few_halves = _TABLE_PAYS << self._low_bits <= len(numbers)
         once = self._by_table(forward) if few_halves else partial(self._round_trip, forward=forward)
-        walked = once(numbers.astype(np.uint64))
+        every = 1 << (self._low_bits + self._high_bits)
+        if few_halves and every <= 2 * len(numbers):  # most of all there are: those outside are then looked up, too
+            walked = once(np.arange(every))
+            once = walked.take
+            walked = walked[numbers]
+        else:
+            walked = once(numbers.astype(np.uint64))
         outside = np.flatnonzero(walked >= self.size)
         while len(outside):
             again = once(walked[outside])
