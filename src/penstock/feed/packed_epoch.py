@@ -98,7 +98,8 @@ class PackedEpoch:
 
     def let_go(self, window: int) -> None:
         """A window was used, and is no longer needed."""
-        self._cache.let_go(self._chunks_of(window))
+        again = not isinstance(self._order, ShardLocal | Sequential)  # then every window has samples of all chunks
+        self._cache.let_go(self._chunks_of(window), again=again)
 
     def _used_up(self, windows: Iterator[Rows], first: int) -> Iterator[Rows]:
         for window, made in enumerate(windows, start=first):

@@ -175,11 +175,16 @@ class TokenCache:
         if store is not None:
             store.will_need(numbers)
 
-    def let_go(self, numbers: np.ndarray) -> None:
-        """These chunks were used for now: they are not to count as this process's memory any longer."""
+    def let_go(self, numbers: np.ndarray, *, again: bool) -> None:
+        """These chunks were used for now: they are not to count as this process's memory any longer.
+
+        Args:
+            numbers: Which.
+            again: They will be used again soon, so that some of them stay.
+        """
         store = self._open().store
         if store is not None:
-            store.let_go(numbers)
+            store.let_go(numbers, again=again)
 
     def token_counts(self) -> np.ndarray:
         """Tokens of each chunk; -1 for those not tokenised yet."""

@@ -43,7 +43,7 @@ _RECENT_BYTES = 32 << 20
 _FAULT_BYTES = 64 << 10
 """Whoever touches a page maps those around it, also of a neighbour that was let go of."""
 MAPPED_BYTES = 512 << 20
-"""What was used and stays mapped: to map it again takes a good part of the time that reading it takes."""
+"""Of what is used again and again, what stays mapped: to map it again takes a good part of the time of reading it."""
 
 
 class TokenChunk(NamedTuple):
@@ -81,7 +81,6 @@ class TokenStore:
         chunk_count: int,
         dtype: np.dtype,
         max_bytes: int | None,
-        mapped_bytes: int | None = None,
     ) -> None:
         self.folder = folder
         self._chunk_count = chunk_count
@@ -94,7 +93,7 @@ class TokenStore:
         """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
         self._recent: OrderedDict[int, TokenChunk] = OrderedDict()
         self._recent_bytes = 0
-        self._used = UsedChunks(MAPPED_BYTES if mapped_bytes is None else mapped_bytes)
+        self._used = UsedChunks(MAPPED_BYTES)
         self._waits_for_disks = -1
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
@@ -188,13 +187,19 @@ class TokenStore:
             self._waits_for_disks = waits
             self._advise(numbers(), mmap.MADV_WILLNEED)
 
-    def let_go(self, numbers: np.ndarray) -> None:
-        """Chunks were used for now. What of their files counts as this process's memory counts no more once so many
-        bytes of others were used since. They stay readable, and in the system's memory as long as that has room."""
-        sizes = np.clip(self._sizes(self._records[numbers]), 0, 1 << 40)  # a record may be damaged
-        gone = self._used.add(zip(numbers.tolist(), sizes.tolist(), strict=True))
-        if gone:
-            self._advise(np.array(gone), mmap.MADV_DONTNEED, around=_FAULT_BYTES)
+    def let_go(self, numbers: np.ndarray, *, again: bool = False) -> None:
+        """Chunks were used for now. What of their files counts as this process's memory counts no more. They stay
+        readable, and in the system's memory as long as that has room.
+
+        Args:
+            numbers: Which.
+            again: They will be used again soon: those used longest ago go, once there are too many bytes of them.
+        """
+        if again:
+            sizes = np.clip(self._sizes(self._records[numbers]), 0, 1 << 40)  # a record may be damaged
+            numbers = np.array(self._used.add(zip(numbers.tolist(), sizes.tolist(), strict=True)), dtype=np.int64)
+        if len(numbers):
+            self._advise(numbers, mmap.MADV_DONTNEED, around=_FAULT_BYTES)
 
     def _sizes(self, records: np.ndarray) -> np.ndarray:
         return 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize

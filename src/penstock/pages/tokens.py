@@ -205,9 +205,7 @@ class PageTokenSource:
                 storage.put("header.json", told)
             elif storage.get("header.json") != told:
                 raise ConfigError(f"{folder} is the token cache of other pages: delete it")
-            return TokenStore(
-                folder, chunk_count=page_count, dtype=self.dtype, max_bytes=self._cache_bytes, mapped_bytes=0
-            )
+            return TokenStore(folder, chunk_count=page_count, dtype=self.dtype, max_bytes=self._cache_bytes)
         except (OSError, StorageError) as error:
             _log.warning("no token cache: %s; every page is tokenised anew each time", error)
             return None
