@@ -16,7 +16,7 @@ from penstock.exchange.keys import VERSION, Keys
 from penstock.exchange.layout import Layout, digest_of
 from penstock.exchange.places import read_limited
 from penstock.faults import reach
-from penstock.storage import ReadableStorage, Storage
+from penstock.storage import Storage
 
 _HEADER_BYTES = 8 << 20
 """Of a checkpoint: it names every weight."""
@@ -36,7 +36,7 @@ class Checkpoints:
     """Writes and reads them: each weight by its name, as any reader of safetensors reads it, then a JSON that names the
     file. A checkpoint is there once its JSON is."""
 
-    def __init__(self, storage: ReadableStorage, keys: Keys, layout: Layout) -> None:
+    def __init__(self, storage: Storage, keys: Keys, layout: Layout) -> None:
         self._storage = storage
         self._keys = keys
         self._layout = layout
@@ -78,8 +78,8 @@ class Checkpoints:
         key = self._keys.checkpoint(learned)
         try:
             told: dict[str, Any] = orjson.loads(self._storage.get(key))
-            info = self._storage.head(told["file"])
-            artifact = unpack(read_limited(self._storage, info, largest(self._shapes, _HEADER_BYTES)), self._shapes)
+            data = read_limited(self._storage, told["file"], largest(self._shapes, _HEADER_BYTES))
+            artifact = unpack(data, self._shapes)
             if artifact.digest != told["digest"] or told["run"] != self._keys.run or told["learned"] != learned:
                 raise ExchangeError(f"checkpoint {key} and its file tell of different things")
             base = told["base"]

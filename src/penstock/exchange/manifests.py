@@ -11,7 +11,7 @@ import orjson
 from penstock.errors import ExchangeError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.keys import VERSION, Keys
 from penstock.exchange.places import read_limited, store_time
-from penstock.storage import ReadableStorage, Storage
+from penstock.storage import Storage
 
 _LARGEST_BYTES = 16 << 20
 
@@ -80,7 +80,7 @@ class Manifest:
         return orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+    def from_bytes(cls, data: bytes | memoryview, where: str) -> Manifest:
         try:
             told = orjson.loads(data)
             if told["version"] != VERSION:
@@ -95,14 +95,14 @@ class Manifest:
             raise ExchangeError(f"{where} is damaged: {error}: nobody can go on behind it") from error
 
 
-def digest_of(data: bytes) -> str:
+def digest_of(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 class ManifestChain:
     """Manifests of a run in its bucket. Each names the one before it, so that a chain cannot be mended unseen."""
 
-    def __init__(self, storage: ReadableStorage, keys: Keys) -> None:
+    def __init__(self, storage: Storage, keys: Keys) -> None:
         self._storage = storage
         self._keys = keys
 
@@ -110,8 +110,7 @@ class ManifestChain:
         """A window's manifest; None where it is not closed yet, or too old."""
         key = self._keys.manifest(window)
         try:
-            info = self._storage.head(key)
-            data = read_limited(self._storage, info, _LARGEST_BYTES)
+            data = read_limited(self._storage, key, _LARGEST_BYTES)
         except ObjectNotFound:
             return None
         found = Manifest.from_bytes(data, key)

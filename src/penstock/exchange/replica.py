@@ -14,7 +14,7 @@ from penstock.exchange.codec import AggregateCodec
 from penstock.exchange.layout import digest_of
 from penstock.exchange.manifests import Manifest, ManifestChain
 from penstock.exchange.places import read_limited
-from penstock.storage import ReadableStorage
+from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Replica:
     """Weights on the CPU, as far as the manifests have come. `catch_up` first."""
 
     def __init__(
-        self, aggregator: ReadableStorage, checkpoints: Checkpoints, chain: ManifestChain, codec: AggregateCodec
+        self, aggregator: Storage, checkpoints: Checkpoints, chain: ManifestChain, codec: AggregateCodec
     ) -> None:
         self._storage = aggregator
         self._checkpoints = checkpoints
@@ -62,7 +62,7 @@ class Replica:
             self._skip_to_checkpoint(str(error))
         return manifest
 
-    def apply(self, manifest: Manifest, data: bytes | None = None) -> None:
+    def apply(self, manifest: Manifest, data: bytes | memoryview | None = None) -> None:
         """The outer step: take the window's change off the weights, and see that they are what everybody has."""
         if (manifest.window, manifest.base) != (self.learned, self.base):
             raise ExchangeError(
@@ -72,8 +72,7 @@ class Replica:
         told = manifest.aggregate
         try:
             if data is None:
-                info = self._storage.head(told["key"])
-                data = read_limited(self._storage, info, largest(self._codec.shapes))
+                data = read_limited(self._storage, told["key"], largest(self._codec.shapes))
                 self.read_bytes += len(data)
             artifact = unpack(data, self._codec.shapes)
             self._codec.check(artifact.tensors)

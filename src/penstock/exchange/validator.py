@@ -148,15 +148,14 @@ class Validator:
     def _received(self, uid: str, manifest: Manifest) -> Received | None:
         """A member's contribution, whether or not it was taken; None where there is none that could have been."""
         settings = self._run.settings
-        info = self._receiver.look(uid, manifest.window)
-        if info is None or any((each.uid, each.window) == (uid, manifest.window) for each in manifest.rejected):
+        if any((each.uid, each.window) == (uid, manifest.window) for each in manifest.rejected):
             return None
         closes_at = manifest.opened_at + (manifest.extensions + 1) * settings.window_s + settings.grace_s
         expected = OpenWindow(
             window=manifest.window, base=manifest.base, opened_at=manifest.opened_at, closes_at=closes_at
         )
         try:
-            return self._receiver.receive(uid, info, expected)
+            return self._receiver.receive(uid, expected)
         except ArtifactRejected as error:
             _log.info("window %d, %s: %s", manifest.window, uid, error)
             return None
