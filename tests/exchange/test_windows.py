@@ -19,7 +19,7 @@ from penstock.exchange.members import admit, read_members
 from penstock.exchange.opening import begin_run, open_run, read_settings
 from penstock.exchange.places import needed, store_time
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
-from penstock.exchange.scoring import Losses, Score, as_dict, choose_peers, in_units, judge
+from penstock.exchange.scoring import Losses, PeerList, Score, after_window, as_dict, choose_peers, in_units, judge
 from penstock.storage import LocalStorage
 
 QUICK = {"window_s": 1.0, "grace_s": 0.5}
@@ -303,6 +303,14 @@ def test_peers_are_the_best_of_those_that_are_there() -> None:
     chosen = choose_peers(["a", "b", "c", "d", "new"], scores, 2)
     assert chosen.peers == ("b", "a")
     assert chosen.reserves == ("new", "d")
+
+
+def test_a_newcomer_is_not_absent_from_windows_that_did_not_wait_for_it() -> None:
+    known = {"a": Score(score=1.0, windows=3), "gone": Score(absent=1)}
+    members = ["a", "gone", "new", "late"]
+    after = after_window(known, members, {"a": (1.0, ())}, missing=["late"])
+    assert {uid: score.absent for uid, score in after.items()} == {"a": 0, "gone": 2, "late": 1}
+    assert choose_peers(members, after, 3) == PeerList(("a", "late", "new"), ("gone",))
 
 
 def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -89,6 +89,27 @@ class Score:
         )
 
 
+def after_window(
+    scores: Mapping[str, Score],
+    members: Iterable[str],
+    found: Mapping[str, tuple[float, tuple[str, ...]]],
+    missing: Iterable[str],
+) -> dict[str, Score]:
+    """Scores of the members after a window, by what was found of each: excess and flags.
+
+    Of a newcomer there is none before somebody has waited for it: that a window closed before it was admitted, or
+    before it could have come, is no absence."""
+    waited_for = set(missing)
+    after: dict[str, Score] = {}
+    for uid in members:
+        if uid in found:
+            excess, flags = found[uid]
+            after[uid] = scores.get(uid, Score()).after(excess, flags)
+        elif uid in scores or uid in waited_for:
+            after[uid] = scores.get(uid, Score()).missed()
+    return after
+
+
 def judge(scores: Mapping[str, Score]) -> dict[str, Score]:
     """Say who is out: by a flag at once, else by a score far below the median of those that were measured often."""
     known = [each.score for each in scores.values() if each.windows >= LEAST_WINDOWS and not each.flags]

@@ -31,7 +31,7 @@ from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.replica import Replica
-from penstock.exchange.scoring import Losses, Score, as_dict, choose_peers, from_dict, in_units, judge
+from penstock.exchange.scoring import Losses, Score, after_window, as_dict, choose_peers, from_dict, in_units, judge
 from penstock.faults import reach
 from penstock.train.stopping import StopRequest
 
@@ -125,14 +125,8 @@ class Validator:
                 flags,
             )
         units = in_units({uid: each.losses.excess() for uid, each in measured.items()})
-        for uid in members:
-            known = self._scores.get(uid, Score())
-            found = measured.get(uid)
-            if found is None:
-                self._scores[uid] = known.missed()
-            else:
-                self._scores[uid] = known.after(units[uid], found.flags + _copied(uid, measured))
-        self._scores = judge({uid: self._scores[uid] for uid in members})
+        found = {uid: (units[uid], each.flags + _copied(uid, measured)) for uid, each in measured.items()}
+        self._scores = judge(after_window(self._scores, members, found, manifest.missing))
         self._scored = manifest.window
         self._post(manifest, members, measured)
         self._journal.note(
