@@ -20,6 +20,8 @@ from penstock.exchange.opening import begin_run, open_run, read_settings
 from penstock.exchange.places import needed, store_time
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.scoring import Losses, PeerList, Score, after_window, as_dict, choose_peers, in_units, judge
+from penstock.exchange.status import read_status
+from penstock.exchange.validator import Validator
 from penstock.storage import LocalStorage
 
 QUICK = {"window_s": 1.0, "grace_s": 0.5}
@@ -313,11 +315,23 @@ def test_a_newcomer_is_not_absent_from_windows_that_did_not_wait_for_it() -> Non
     assert choose_peers(members, after, 3) == PeerList(("a", "late", "new"), ("gone",))
 
 
-def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"not json",
+        b"[" * 100_000,
+        b"[1]",
+        orjson.dumps({"scores": {"a": {"score": "x"}}, "window": 0}),
+        orjson.dumps({"scores": {"a": {**as_dict({"a": Score()})["a"], "score": "best"}}, "window": 0}),
+        orjson.dumps({"scores": {"a": {**as_dict({"a": Score()})["a"], "absent": [1]}}, "window": 0}),
+    ],
+)
+def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, junk: bytes) -> None:
     run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
-    key = run.opened.keys.scores("validator")
-    for junk in (b"not json", orjson.dumps({"scores": {"a": {"score": "x"}}}), orjson.dumps([1])):
-        run.opened.places.aggregator.put(key, junk)
+    run.opened.places.aggregator.put(run.opened.keys.scores("validator"), junk)
+    assert read_status(run.opened.places, run.opened.keys.run).scores == {}
+    with pytest.raises(ExchangeError, match="is damaged: .*: remove it to begin scoring anew"):
+        Validator(run.opened, stop=run.stop).run()
     run.contribute("a", 0, run.opened.facts_digest)
     run.close(1).join(60)
     assert closed(run, 0).scores_window is None

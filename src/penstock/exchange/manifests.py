@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.errors import ExchangeError, ObjectNotFound, PreconditionFailed
+from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.keys import VERSION, Keys
 from penstock.exchange.places import read_limited, store_time
 from penstock.storage import Storage
@@ -90,9 +90,19 @@ class Manifest:
             told["contributions"] = tuple(Accepted(**each) for each in told["contributions"])
             told["rejected"] = tuple(Rejected(**each) for each in told["rejected"])
             told["missing"] = tuple(told["missing"])
+            _check_types(told)
             return cls(**{**told, "digest": digest_of(data)})
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ExchangeError(f"{where} is damaged: {error}: nobody can go on behind it") from error
+
+
+def _check_types(told: dict[str, Any]) -> None:
+    """Refuse what would be used as something else than it is."""
+    numbers = [told["opened_at"], told["closed_at"], *(each.norm for each in told["contributions"])]
+    texts = [told["base"], told["weights"], told["aggregate"]["key"], told["aggregate"]["digest"], *told["missing"]]
+    texts += [each.uid for each in (*told["contributions"], *told["rejected"])]
+    if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(each, str) for each in texts):
+        raise TypeError("numbers or texts that are none")
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -113,10 +123,20 @@ class ManifestChain:
             data = read_limited(self._storage, key, _LARGEST_BYTES)
         except ObjectNotFound:
             return None
+        except ArtifactRejected as error:
+            raise ExchangeError(f"{key} is damaged: {error}: nobody can go on behind it") from error
         found = Manifest.from_bytes(data, key)
         if (found.run, found.window) != (self._keys.run, window):
             raise ExchangeError(f"{key} is the manifest of {found.run}, window {found.window}: nobody can use it")
         return found
+
+    def aggregate_of(self, manifest: Manifest) -> str:
+        """Where a window's change lies: nowhere else than where it belongs."""
+        key = self._keys.aggregate(manifest.window, manifest.aggregate["digest"])
+        if manifest.aggregate["key"] != key:
+            told = "names an aggregate that is not its own"
+            raise ExchangeError(f"{self._keys.manifest(manifest.window)} {told}: nobody can use it")
+        return key
 
     def exists(self, window: int) -> bool:
         return self._storage.exists(self._keys.manifest(window))

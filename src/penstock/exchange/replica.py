@@ -69,17 +69,17 @@ class Replica:
                 f"the manifest of window {manifest.window} builds on {manifest.base[:12]}, and this replica is at "
                 f"window {self.learned}, {self.base[:12]}: the chain is broken; start again from a checkpoint"
             )
-        told = manifest.aggregate
+        key = self._chain.aggregate_of(manifest)
         try:
             if data is None:
-                data = read_limited(self._storage, told["key"], largest(self._codec.shapes))
+                data = read_limited(self._storage, key, largest(self._codec.shapes))
                 self.read_bytes += len(data)
             artifact = unpack(data, self._codec.shapes)
             self._codec.check(artifact.tensors)
         except ArtifactRejected as error:
             raise ExchangeError(f"the aggregate of window {manifest.window} cannot be used: {error}") from error
-        if artifact.digest != told["digest"]:
-            raise ExchangeError(f"the aggregate {told['key']} is not the one that its manifest names")
+        if artifact.digest != manifest.aggregate["digest"]:
+            raise ExchangeError(f"the aggregate {key} is not the one that its manifest names")
         self._codec.apply(self.weights, artifact.tensors)
         self.digest = digest_of(self.weights)
         if self.digest != manifest.weights:

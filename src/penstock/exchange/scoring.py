@@ -150,4 +150,14 @@ def as_dict(scores: Mapping[str, Score]) -> dict[str, dict[str, Any]]:
 
 
 def from_dict(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Score]:
-    return {uid: Score(**{**each, "flags": tuple(each["flags"])}) for uid, each in told.items()}
+    """Scores as they were posted; a TypeError, KeyError, ValueError or AttributeError where they are none."""
+    return {
+        str(uid): Score(
+            score=float(each["score"]),
+            windows=int(each["windows"]),
+            is_out=bool(each["is_out"]),
+            flags=tuple(str(flag) for flag in each["flags"]),
+            absent=int(each["absent"]),
+        )
+        for uid, each in told.items()
+    }

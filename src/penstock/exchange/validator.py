@@ -210,10 +210,11 @@ class Validator:
         """Go on with the scores that were posted last."""
         key = self._run.keys.scores(self._name)
         try:
-            told: dict[str, Any] = orjson.loads(self._storage.get(key))
+            data = self._storage.get(key)
         except ObjectNotFound:
             return
         try:
+            told: dict[str, Any] = orjson.loads(data)
             self._scores, self._scored = from_dict(told["scores"]), int(told["window"])
         except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ExchangeError(f"{key} is damaged: {error}: remove it to begin scoring anew") from error
