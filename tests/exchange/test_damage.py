@@ -61,7 +61,7 @@ def test_a_header_that_would_take_many_times_its_size_is_not_read() -> None:
     data = framed(bomb)
     tracemalloc.start()
     try:
-        with pytest.raises(ArtifactRejected, match="its header has 3,145,[0-9]+ bytes, expected at most 16,384"):
+        with pytest.raises(ArtifactRejected, match=r"its header has 3,145,[0-9]+ bytes, expected at most 16,384"):
             unpack(data, WIDE)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -144,7 +144,7 @@ def test_a_manifest_that_is_none_stops_a_replica_and_says_why(run: LocalRun, jun
     run.opened.places.aggregator.put(run.opened.keys.manifest(2), junk)
     replica = run.opened.replica()
     replica.begin_at(run.opened.checkpoints.read(2))
-    with pytest.raises(ExchangeError, match="00000002.json is damaged: .*: nobody can go on behind it"):
+    with pytest.raises(ExchangeError, match=r"00000002\.json is damaged: .*: nobody can go on behind it"):
         replica.follow()
 
 
@@ -196,11 +196,13 @@ def test_where_every_checkpoint_is_damaged_that_is_an_error(run: LocalRun) -> No
     storage = needed(run.opened.places.checkpoints)
     for number in run.opened.checkpoints.numbers():
         storage.put(run.opened.keys.checkpoint(number), b"{}")
-    with pytest.raises(ExchangeError, match="checkpoint run/v1/00000003.json is damaged: .*: the run's owner removes it"):
+    with pytest.raises(ExchangeError, match=r"run/v1/00000003\.json is damaged: .*: the run's owner removes it"):
         run.opened.replica().catch_up()
 
 
-@pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b'{"version": "v1"}', b'{"version": "v1", "settings": 3}', b"null"])
+@pytest.mark.parametrize(
+    "junk", [b"", b"[]", b"{}", b"null", b'{"version": "v1"}', b'{"version": "v1", "settings": 3}']
+)
 def test_a_run_whose_settings_are_damaged_is_not_opened(run: LocalRun, junk: bytes) -> None:
     run.opened.places.aggregator.put(run.opened.keys.settings, junk)
     with pytest.raises(Exception, match=r"run/v1/run\.json") as error:

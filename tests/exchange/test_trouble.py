@@ -94,7 +94,7 @@ def test_a_run_recovers_from_kills_an_outage_and_a_second_aggregator_and_takes_a
             run.admit("m3")
             miners["m3"] = run.miner("m3")
             sent = store_of(run.url, "gradients")
-            run.until(lambda: any(sent.list(f"{run.run}/v1/m3/")), "the newcomer's contribution", *miners.values())
+            run.until(lambda: any(sent.list(f"{run.run}/v1/m3/0")), "the newcomer's contribution", *miners.values())
         run.finish(*aggregators, *miners.values(), validator)
         watch.look()
     watch.assert_unchanged()

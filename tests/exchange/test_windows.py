@@ -330,7 +330,7 @@ def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.L
     run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
     run.opened.places.aggregator.put(run.opened.keys.scores("validator"), junk)
     assert read_status(run.opened.places, run.opened.keys.run).scores == {}
-    with pytest.raises(ExchangeError, match="is damaged: .*: remove it to begin scoring anew"):
+    with pytest.raises(ExchangeError, match=r"is damaged: .*: remove it to begin scoring anew"):
         Validator(run.opened, stop=run.stop).run()
     run.contribute("a", 0, run.opened.facts_digest)
     run.close(1).join(60)

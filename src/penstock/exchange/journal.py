@@ -13,12 +13,23 @@ from penstock.errors import StorageError
 
 _log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-_SHOWN = ("loss", "sent_bytes", "contributors", "was_taken", "rejected", "missing", "scores", "out", "flags", "window_s")
+_SHOWN = (
+    "loss",
+    "sent_bytes",
+    "contributors",
+    "was_taken",
+    "rejected",
+    "missing",
+    "scores",
+    "out",
+    "flags",
+    "window_s",
+)
 """What a line of the log tells of an event; the file has all of it."""
 
 
 class Journal:
-    """Appends events; every one has `event`, `time` and `role`. Without a folder, they are only told to the log, in short."""
+    """Appends events; every one has `event`, `time` and `role`. The log is told in short; without a folder, it alone."""
 
     def __init__(self, folder: Path | None, role: str) -> None:
         self._path = None if folder is None else folder / METRICS_FILE

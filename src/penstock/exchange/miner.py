@@ -78,6 +78,7 @@ class Miner:
                 f"{self._uid!r} is no member of run {opened.settings.run!r}: its owner adds it with "
                 f"`penstock exchange admit {opened.settings.run} {self._uid}`"
             )
+        needed(opened.places.gradients).put(opened.keys.presence(self._uid), b"")  # refused now, not after hours
         data = opened.data()
         model, vector = opened.model()
         learner = LocalLearner(model, vector, opened.settings, self._device)
