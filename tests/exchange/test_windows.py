@@ -310,7 +310,7 @@ def test_peers_are_the_best_of_those_that_are_there() -> None:
 def test_a_newcomer_is_not_absent_from_windows_that_did_not_wait_for_it() -> None:
     known = {"a": Score(score=1.0, windows=3), "gone": Score(absent=1)}
     members = ["a", "gone", "new", "late"]
-    after = after_window(known, members, {"a": (1.0, ())}, missing=["late"])
+    after = after_window(known, members, {"a": (1.0, ())}, without=["late"])
     assert {uid: score.absent for uid, score in after.items()} == {"a": 0, "gone": 2, "late": 1}
     assert choose_peers(members, after, 3) == PeerList(("a", "late", "new"), ("gone",))
 

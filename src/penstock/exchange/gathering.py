@@ -73,9 +73,8 @@ class Gathering:
         """See what has come since, and check it. Each worker's contribution is judged once."""
         self.expected = replace(self.expected, closes_at=closes_at)
         judged = self.received.keys() | self.rejected.keys()
-        late = {
-            uid for uid, written_at in self._late.items() if written_at > closes_at
-        }  # if written again, later still
+        # What was late stays so until the window is made longer: written again, it would be later still.
+        late = {uid for uid, written_at in self._late.items() if written_at > closes_at}
         waiting = [uid for uid in uids if uid not in judged and uid not in late]
         for _ in self._pool.map(self._take, waiting):
             pass

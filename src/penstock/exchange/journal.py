@@ -29,7 +29,7 @@ _SHOWN = (
 
 
 class Journal:
-    """Appends events; every one has `event`, `time` and `role`. The log is told in short; without a folder, it alone."""
+    """Appends events; every one has `event`, `time` and `role`. The log is told in short; it alone without a folder."""
 
     def __init__(self, folder: Path | None, role: str) -> None:
         self._path = None if folder is None else folder / METRICS_FILE

@@ -93,13 +93,13 @@ def after_window(
     scores: Mapping[str, Score],
     members: Iterable[str],
     found: Mapping[str, tuple[float, tuple[str, ...]]],
-    missing: Iterable[str],
+    without: Iterable[str],
 ) -> dict[str, Score]:
     """Scores of the members after a window, by what was found of each: excess and flags.
 
-    Of a newcomer there is none before somebody has waited for it: that a window closed before it was admitted, or
-    before it could have come, is no absence."""
-    waited_for = set(missing)
+    `without` names those who were waited for, or heard, and nothing usable came. A newcomer has no score before that:
+    a window that closed before it was admitted, or before it could have come, is no absence."""
+    waited_for = set(without)
     after: dict[str, Score] = {}
     for uid in members:
         if uid in found:

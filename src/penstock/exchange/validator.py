@@ -126,7 +126,8 @@ class Validator:
             )
         units = in_units({uid: each.losses.excess() for uid, each in measured.items()})
         found = {uid: (units[uid], each.flags + _copied(uid, measured)) for uid, each in measured.items()}
-        self._scores = judge(after_window(self._scores, members, found, manifest.missing))
+        rejected = [each.uid for each in manifest.rejected if each.window == manifest.window]
+        self._scores = judge(after_window(self._scores, members, found, [*manifest.missing, *rejected]))
         self._scored = manifest.window
         self._post(manifest, members, measured)
         self._journal.note(
