@@ -140,22 +140,16 @@ def gather(count: int, store: ObjectStorage, kind: str, rounds: int) -> None:
     for _ in range(rounds):
         alone.append(median_s(read_alone, 1))
         whole.append(median_s(lambda: gather_all().close(), 1))
-    heads_s = median_s(lambda: look_alone(receiver), rounds)
     gathering = gather_all()
     added_s = median_s(lambda: gathering.fold(gathering.choose(PEERS, 16), codec), rounds)
     gathering.close()
     read_s, gathered_s = statistics.median(alone), statistics.median(whole)
+    share = statistics.median(read / gathered for read, gathered in zip(alone, whole, strict=True))
     print(
         f"gather of 16 {kind}: {size:,} bytes; store alone {size / read_s / 1e6:.0f} MB/s, gathered "
-        f"{size / gathered_s / 1e6:.0f} MB/s, {read_s / gathered_s:.2f} of it; without looking whether they are there, "
-        f"{read_s / max(1e-9, gathered_s - heads_s):.2f}; added up in {added_s:.3f} s"
+        f"{size / gathered_s / 1e6:.0f} MB/s: {read_s / gathered_s:.2f} of it, {share:.2f} in the median of pairs; "
+        f"added up in {added_s:.3f} s"
     )
-
-
-def look_alone(receiver: Receiver) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(lambda uid: receiver.look(uid, 0), PEERS):
-            pass
 
 
 def memory(count: int, store: ObjectStorage, budget_bytes: int) -> None:

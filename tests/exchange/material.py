@@ -12,7 +12,7 @@ from pages.making import shard_bytes
 from penstock.exchange.settings import ExchangeSettings
 from penstock.feed import train_tokenizer
 from penstock.pages import make_index, write_index
-from penstock.storage import Storage
+from penstock.storage import LocalStorage, Storage
 
 ROWS_PER_PAGE = 16
 SUBFOLDER = "set"
@@ -69,10 +69,9 @@ def settings_for(run: str = "run", **more: Any) -> dict[str, Any]:
 
 def write_config(folder: Path, **more: Any) -> Path:
     """A TOML file with the settings, and the tokenizer beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(TOKENIZER.definition, encoding="utf-8")
     told = settings_for(**more)
     ExchangeSettings.from_dict(told, "the test's settings")
-    path = folder / f"{told['run']}.toml"
-    path.write_text(tomli_w.dumps(told), encoding="utf-8")
-    return path
+    storage = LocalStorage(folder)  # which replaces files as a whole: another worker may be reading them
+    storage.put("tokenizer.json", TOKENIZER.definition.encode())
+    storage.put(f"{told['run']}.toml", tomli_w.dumps(told).encode())
+    return folder / f"{told['run']}.toml"

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from penstock.errors import ArtifactRejected
 from penstock.exchange.artifacts import largest, pack, unpack
-from penstock.exchange.bits import bits_for, pack_bits, packed_bytes, unpack_bits
+from penstock.exchange.bits import bits_for, last_of_rising, pack_bits, packed_bytes, unpack_bits
 
 TENSORS = {
     "values": np.arange(24, dtype=np.int8).reshape(3, 8),
@@ -105,6 +105,27 @@ def test_packed_numbers_come_back(bits: int, rows: int, count: int, seed: int) -
     packed = pack_bits(numbers, bits)
     assert packed.shape == (rows, packed_bytes(count, bits))
     assert np.array_equal(unpack_bits(packed, count, bits), numbers)
+
+
+@given(
+    bits=st.sampled_from([5, 10, 12]),
+    rows=st.integers(1, 4),
+    count=st.integers(1, 17),
+    exchanged=st.integers(0, 200),
+    seed=st.integers(0, 9),
+)
+def test_numbers_that_go_up_are_told_from_others(bits: int, rows: int, count: int, exchanged: int, seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    numbers = np.stack([np.sort(drawn.choice(1 << bits, count, replace=False)) for _ in range(rows)])
+    last = last_of_rising(pack_bits(numbers, bits), count, bits)
+    assert last is not None
+    assert np.array_equal(last, numbers[:, -1])
+    if count > 1:
+        row, place = exchanged % rows, exchanged % (count - 1)
+        numbers[row, place + exchanged % 2] = numbers[row, place + 1 - exchanged % 2]  # twice the same
+        assert last_of_rising(pack_bits(numbers, bits), count, bits) is None
+        numbers[row] = numbers[row, ::-1]
+        assert last_of_rising(pack_bits(numbers, bits), count, bits) is None
 
 
 def test_bits_are_enough_and_no_more() -> None:

@@ -91,10 +91,13 @@ def test_the_norm_is_that_of_what_is_decoded(kind: str) -> None:
 def test_places_that_are_not_there_are_refused() -> None:
     codec = codec_of("dct", side=48, top_k=8)  # 2,304 values: 12 bits can name more
     tensors = codec.encode(torch.randn(COUNT), codec.new_memory())
-    with pytest.raises(ArtifactRejected, match="index: place 4095 of a chunk of 2304"):
-        codec.check({**tensors, "places": np.full_like(tensors["places"], 255)})
-    with pytest.raises(ArtifactRejected, match="index: places of a chunk that do not go up"):
-        codec.check({**tensors, "places": np.zeros_like(tensors["places"])})
+    rows = len(tensors["places"])
+    outside = pack_bits(np.tile(np.arange(2298, 2306), (rows, 1)), 12)
+    with pytest.raises(ArtifactRejected, match="index: place 2305 of a chunk of 2304"):
+        codec.check({**tensors, "places": outside})
+    for value in (0, 255):
+        with pytest.raises(ArtifactRejected, match="index: places of a chunk that do not go up"):
+            codec.check({**tensors, "places": np.full_like(tensors["places"], value)})
 
 
 def test_a_place_behind_the_last_weight_is_refused() -> None:

@@ -55,7 +55,7 @@ def send_late(run: Stage, enemies: Enemies, window: int, *workers: Worker) -> in
         window += 1
         manifest = run.chain.read(window)
         enemies.put(LATE, window, b"too late")
-        return manifest is not None and any(each.reason == "late" for each in manifest.rejected)
+        return manifest is not None and any((each.uid, each.reason) == (LATE, "late") for each in manifest.rejected)
 
     run.until(is_told, "a late contribution to be told", *workers)
     return window

@@ -18,6 +18,8 @@ from penstock.exchange.journal import METRICS_FILE
 from penstock.exchange.keys import Keys
 from penstock.exchange.miner import Miner
 from penstock.exchange.places import needed
+from penstock.exchange.status import read_status
+from penstock.exchange.validator import Validator
 from penstock.train.stopping import StopRequest
 
 TOP = {"miners": ["a", "b"], "seats": 2, "inner": "adamw", "outer_learning_rate": 0.8, "inner_learning_rate": 1e-3}
@@ -55,6 +57,30 @@ def test_a_miner_that_was_started_again_goes_on_as_if_it_had_not_stopped(tmp_pat
         assert replica.learned == 4
         ended.append(replica.weights)
     assert torch.equal(*ended)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_of_transformers_goes_through_every_role(tmp_path: Path, tied: bool) -> None:
+    config = {
+        "model_type": "qwen2" if tied else "llama",
+        "vocab_size": 420,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": tied,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = LocalRun.begin(tmp_path, model=str(tmp_path / "config.json"), window_s=3600.0, **TOP)
+    mine(run, tmp_path / "work", 1)
+    validator = Validator(run.opened, stop=StopRequest(), work=tmp_path / "work" / "v", poll_s=0.02, until_window=1)
+    assert validator.run() == 1
+    manifest = run.opened.chain.read(0)
+    assert manifest is not None
+    assert sorted(each.uid for each in manifest.contributions) == ["a", "b"]
+    assert set(read_status(run.opened.places, "run").scores) == {"a", "b"}
 
 
 def test_local_steps_of_adamw_learn(tmp_path: Path) -> None:

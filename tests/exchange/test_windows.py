@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import orjson
@@ -16,10 +17,12 @@ from penstock.exchange.gathering import Gathering
 from penstock.exchange.manifests import Manifest
 from penstock.exchange.members import admit, read_members
 from penstock.exchange.opening import begin_run, open_run, read_settings
-from penstock.exchange.places import needed, read_limited, store_time
-from penstock.exchange.receiving import OpenWindow, Receiver
-from penstock.exchange.scoring import Losses, Score, as_dict, choose_peers, in_units, judge
-from penstock.storage import LocalStorage, ObjectInfo
+from penstock.exchange.places import needed, store_time
+from penstock.exchange.receiving import OpenWindow, Received, Receiver
+from penstock.exchange.scoring import Losses, PeerList, Score, after_window, as_dict, choose_peers, in_units, judge
+from penstock.exchange.status import read_status
+from penstock.exchange.validator import Validator
+from penstock.storage import LocalStorage
 
 QUICK = {"window_s": 1.0, "grace_s": 0.5}
 
@@ -28,6 +31,15 @@ def closed(run: LocalRun, window: int) -> Manifest:
     found = run.opened.chain.read(window)
     assert found is not None
     return found
+
+
+def receiver_of(run: LocalRun) -> Receiver:
+    return Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+
+
+def whenever(run: LocalRun) -> OpenWindow:
+    """The first window, open for ever."""
+    return OpenWindow(window=0, base=run.opened.facts_digest, opened_at=0.0, closes_at=1e18)
 
 
 def test_a_reserve_fills_in_for_a_peer_that_is_missing(tmp_path: Path) -> None:
@@ -67,7 +79,7 @@ def test_what_comes_behind_a_window_s_time_is_late(tmp_path: Path) -> None:
     base = run.opened.facts_digest
     for uid in ("a", "b"):
         run.contribute(uid, 0, base)
-    receiver = Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+    receiver = receiver_of(run)
     written_at = store_time(needed(run.opened.places.gradients).head(run.opened.keys.contribution("b", 0)))
     expected = OpenWindow(window=0, base=base, opened_at=0.0, closes_at=0.0)
     gathering = Gathering(receiver, expected)
@@ -87,7 +99,7 @@ def test_contributions_that_do_not_fit_in_memory_are_read_again(tmp_path: Path) 
     run = LocalRun.begin(tmp_path, miners=uids, seats=6, window_s=3600.0)
     for number, uid in enumerate(uids):
         run.contribute(uid, 0, run.opened.facts_digest, seed=number)
-    receiver = Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+    receiver = receiver_of(run)
     sums = []
     for budget in (1 << 30, 1):
         expected = OpenWindow(window=0, base=run.opened.facts_digest, opened_at=0.0, closes_at=1e18)
@@ -106,7 +118,7 @@ def test_what_changes_between_check_and_use_is_left_out(tmp_path: Path) -> None:
     base = run.opened.facts_digest
     for uid in ("a", "b"):
         run.contribute(uid, 0, base)
-    receiver = Receiver(needed(run.opened.places.gradients), run.opened.keys, run.opened.codec)
+    receiver = receiver_of(run)
     expected = OpenWindow(window=0, base=base, opened_at=0.0, closes_at=1e18)
     gathering = Gathering(receiver, expected, budget_bytes=1)
     gathering.look(["a", "b"], 1e18)
@@ -132,33 +144,37 @@ def test_the_first_contribution_ever_cannot_ruin_the_weights(tmp_path: Path) -> 
     assert bool(torch.isfinite(replica.weights).all())
 
 
-class Immense(LocalStorage):
-    """Says that every object has ten gigabytes, and fails whoever reads one."""
-
-    def head(self, key: str) -> ObjectInfo:
-        return ObjectInfo(key, 10 << 30, modified="1-1")
-
-    def get_range(self, key: str, start: int, stop: int) -> bytes:
-        raise AssertionError("nobody reads ten gigabytes")
-
-    get = get_with_info = get_range  # pyright: ignore[reportAssignmentType]
-
-
-def test_ten_gigabytes_are_refused_by_their_size_alone(tmp_path: Path) -> None:
-    run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
-    receiver = Receiver(Immense(tmp_path), run.opened.keys, run.opened.codec)
-    info = receiver.look("a", 0)
-    assert info is not None
-    with pytest.raises(ArtifactRejected, match="oversized: 10,737,418,240 bytes: expected at most"):
-        receiver.receive("a", info, OpenWindow(window=0, base="", opened_at=0.0, closes_at=1e18))
+def test_ten_gigabytes_are_refused_by_their_size_alone(begun: LocalRun) -> None:
+    path = begun.folder / "buckets" / "gradients" / begun.opened.keys.contribution("giant", 0)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(10 << 30)  # nothing but holes
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArtifactRejected, match="oversized: 10,737,418,240 bytes: expected at most"):
+            receiver_of(begun).receive("giant", whenever(begun))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        path.unlink()
 
 
-def test_an_object_that_grew_since_it_was_looked_at_is_not_read_further(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.put("key", b"x" * 100)
-    info = storage.head("key")
-    storage.put("key", b"y" * 1_000_000)
-    assert len(read_limited(storage, info, 100)) == 100
+def test_what_is_late_is_not_read_and_not_looked_at_again(begun: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun.contribute("a", 0, begun.opened.facts_digest)
+    asked: list[str] = []
+    receiver = receiver_of(begun)
+    receive = receiver.receive
+
+    def counted(uid: str, expected: OpenWindow) -> Received | None:
+        asked.append(uid)
+        return receive(uid, expected)
+
+    monkeypatch.setattr(receiver, "receive", counted)
+    gathering = Gathering(receiver, whenever(begun))
+    for _ in range(3):
+        gathering.look(["a", "b"], 1.0)
+    gathering.close()
+    assert sorted(asked) == ["a", "b", "b", "b"]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +198,8 @@ def test_a_header_that_tells_of_something_else_is_refused(
     codec = begun.opened.codec
     tensors = codec.encode(torch.ones(begun.opened.facts.num_weights), codec.new_memory())
     begun.put("a", 0, base, tensors, header)
-    receiver = Receiver(needed(begun.opened.places.gradients), begun.opened.keys, begun.opened.codec)
-    info = receiver.look("a", 0)
-    assert info is not None
     with pytest.raises(ArtifactRejected) as error:
-        receiver.receive("a", info, OpenWindow(window=0, base=base, opened_at=0.0, closes_at=1e18))
+        receiver_of(begun).receive("a", whenever(begun))
     assert error.value.reason == reason
 
 
@@ -294,11 +307,31 @@ def test_peers_are_the_best_of_those_that_are_there() -> None:
     assert chosen.reserves == ("new", "d")
 
 
-def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newcomer_is_not_absent_from_windows_that_did_not_wait_for_it() -> None:
+    known = {"a": Score(score=1.0, windows=3), "gone": Score(absent=1)}
+    members = ["a", "gone", "new", "late"]
+    after = after_window(known, members, {"a": (1.0, ())}, without=["late"])
+    assert {uid: score.absent for uid, score in after.items()} == {"a": 0, "gone": 2, "late": 1}
+    assert choose_peers(members, after, 3) == PeerList(("a", "late", "new"), ("gone",))
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"not json",
+        b"[" * 100_000,
+        b"[1]",
+        orjson.dumps({"scores": {"a": {"score": "x"}}, "window": 0}),
+        orjson.dumps({"scores": {"a": {**as_dict({"a": Score()})["a"], "score": "best"}}, "window": 0}),
+        orjson.dumps({"scores": {"a": {**as_dict({"a": Score()})["a"], "absent": [1]}}, "window": 0}),
+    ],
+)
+def test_scores_that_cannot_be_read_stop_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture, junk: bytes) -> None:
     run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
-    key = run.opened.keys.scores("validator")
-    for junk in (b"not json", orjson.dumps({"scores": {"a": {"score": "x"}}}), orjson.dumps([1])):
-        run.opened.places.aggregator.put(key, junk)
+    run.opened.places.aggregator.put(run.opened.keys.scores("validator"), junk)
+    assert read_status(run.opened.places, run.opened.keys.run).scores == {}
+    with pytest.raises(ExchangeError, match=r"is damaged: .*: remove it to begin scoring anew"):
+        Validator(run.opened, stop=run.stop).run()
     run.contribute("a", 0, run.opened.facts_digest)
     run.close(1).join(60)
     assert closed(run, 0).scores_window is None

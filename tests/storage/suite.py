@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equipment.faults import run_killed_at
 from equipment.processes import held_open, pickled, python, run
 from penstock.errors import ConfigError, ObjectNotFound, PreconditionFailed, StorageBusy
-from penstock.storage import Storage
+from penstock.storage import ObjectInfo, Storage
 
 # A backend is slow to set up and cheap to reuse, so examples share the test's storage. One suite, many subclasses: that
 # they share their failing examples does no harm.
@@ -27,6 +27,7 @@ examples = settings(
 READS: dict[str, Callable[[Storage, str], object]] = {
     "get": lambda storage, key: storage.get(key),
     "get_with_info": lambda storage, key: storage.get_with_info(key),
+    "get_if": lambda storage, key: storage.get_if(key, lambda _: None),
     "get_range": lambda storage, key: storage.get_range(key, 0, 1),
     "no bytes": lambda storage, key: storage.get_range(key, 0, 0),
     "head": lambda storage, key: storage.head(key),
@@ -141,6 +142,32 @@ class StorageSuite:
                 assert keys(storage) == ["object"]
             writing.result()
         assert all(data in versions for data in seen)
+
+    @pytest.mark.parametrize("size", [0, 1000, 20 << 20])  # the last comes in pieces
+    def test_what_will_do_is_read_with_what_it_is(self, storage: Storage, size: int) -> None:
+        data = bytes(range(250)) * (size // 250)
+        storage.put("object", data)
+        seen: list[ObjectInfo] = []
+        got, info = storage.get_if("object", seen.append)
+        assert got == data
+        assert got.readonly
+        head = storage.head("object")
+        assert [(each, each.modified) for each in (*seen, info)] == 2 * [(head, head.modified)]
+
+    def test_what_will_not_do_is_not_read(self, storage: Storage) -> None:
+        storage.put("object", bytes(30 << 20))
+
+        def refuse(info: ObjectInfo) -> None:
+            raise KeyError(info.size_bytes)
+
+        tracemalloc.start()
+        try:
+            with pytest.raises(KeyError, match=str(30 << 20)):
+                storage.get_if("object", refuse)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+        assert storage.get_range("object", 0, 3) == bytes(3)  # and the next is answered
 
     def test_put_if_absent_writes_where_nothing_is(self, storage: Storage) -> None:
         storage.put_if_absent("folder/object", b"first")

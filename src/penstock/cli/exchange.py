@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -187,6 +188,7 @@ def _until_stopped(role: Callable[[Any], int]) -> None:
     """Run a role until it is done or a signal asks it to stop."""
     from penstock.train.stopping import SignalsStop, StopRequest
 
+    logging.getLogger("penstock.exchange.journal").setLevel(logging.INFO)  # a line a window, so that it can be followed
     stop = StopRequest()
     with SignalsStop(stop):
         windows = role(stop)

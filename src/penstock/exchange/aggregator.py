@@ -235,7 +235,7 @@ class Aggregator:
         settings = self._run.settings
         key = self._run.keys.scores(settings.validator)
         try:
-            told = orjson.loads(read_limited(self._storage, self._storage.head(key), _SCORES_BYTES))
+            told = orjson.loads(read_limited(self._storage, key, _SCORES_BYTES))
             scores = from_dict(told["scores"])
             window = int(told["window"])
         except ObjectNotFound:

@@ -22,7 +22,8 @@ from penstock.errors import ArtifactRejected
 
 HEADER_BYTES = 16 << 10
 """More than this is no header of a contribution; safetensors' own JSON included."""
-_LONGEST_HEADER = 8 << 20
+LONG_HEADER_BYTES = 8 << 20
+"""Where every weight is named."""
 _PREFIX = 8
 _META = "__metadata__"
 _FIELD = "penstock"
@@ -79,15 +80,16 @@ def largest(shapes: Shapes, header_bytes: int = HEADER_BYTES) -> int:
     return header_bytes + sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in shapes.values())
 
 
-def unpack(data: bytes | memoryview, shapes: Shapes) -> Artifact:
+def unpack(data: bytes | memoryview, shapes: Shapes, header_bytes: int = HEADER_BYTES) -> Artifact:
     """Check an artifact and give views of its tensors; `ArtifactRejected` says what is wrong with it.
 
     Args:
         data: All of it.
         shapes: What it has to hold, no more and no less.
+        header_bytes: The longest header that is read: JSON takes many times its length once it is read.
     """
     view = memoryview(data)
-    header, described, begin = _headers(view)
+    header, described, begin = _headers(view, header_bytes)
     if described.keys() != shapes.keys():
         raise ArtifactRejected("shape", f"tensors {_some(described)}: expected {_some(shapes)}")
     tensors: Tensors = {}
@@ -96,7 +98,7 @@ def unpack(data: bytes | memoryview, shapes: Shapes) -> Artifact:
         told = described[name]
         got = (told.get("dtype"), told.get("shape")) if isinstance(told, dict) else (None, None)
         if got != (kind, list(shape)):
-            raise ArtifactRejected("shape", f"{name} is {got[0]} {got[1]}: expected {kind} {list(shape)}")
+            raise ArtifactRejected("shape", f"{name} is {_quoted(got)}: expected {kind} {list(shape)}")
         size = _TYPES[kind].itemsize * math.prod(shape)
         if told.get("data_offsets") != [at, at + size]:
             raise ArtifactRejected("malformed", f"{name} lies elsewhere than behind the tensor before it")
@@ -112,12 +114,13 @@ def unpack(data: bytes | memoryview, shapes: Shapes) -> Artifact:
     return Artifact(header, tensors, found)
 
 
-def _headers(view: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
+def _headers(view: memoryview, header_bytes: int) -> tuple[dict[str, Any], dict[str, Any], int]:
     """The header, what is said of tensors, and where they begin."""
     length = int.from_bytes(view[:_PREFIX], "little")
     begin = _PREFIX + length
-    if len(view) < _PREFIX or length > _LONGEST_HEADER or begin > len(view):
-        raise ArtifactRejected("malformed", "this is no safetensors file: its header does not fit in it")
+    if len(view) < _PREFIX or length > header_bytes or begin > len(view):
+        told = f"its header has {length:,} bytes, expected at most {header_bytes:,}, and no more than the file"
+        raise ArtifactRejected("malformed", f"this is no safetensors file: {told}")
     try:
         described = orjson.loads(view[_PREFIX:begin])
         header = orjson.loads(described.pop(_META)[_FIELD])
@@ -130,7 +133,8 @@ def _headers(view: memoryview) -> tuple[dict[str, Any], dict[str, Any], int]:
     except (LookupError, TypeError):
         size = -1
     if size != len(view) - begin:
-        raise ArtifactRejected("malformed", f"{len(view) - begin} bytes of tensors: expected {size} by its header")
+        told = f"{len(view) - begin} bytes of tensors: expected {_quoted(size)} by its header"
+        raise ArtifactRejected("malformed", told)
     return header, described, begin
 
 
@@ -146,6 +150,11 @@ def raw(array: np.ndarray) -> memoryview:
     return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
 
 
+def _quoted(value: object) -> str:
+    """What a stranger wrote, short, and without what a terminal would take for a command."""
+    return ascii(value)[:60]
+
+
 def _some(names: Mapping[str, Any]) -> str:
-    told = [name[:40] for name in sorted(names)[:5]]
+    told = [_quoted(name) for name in sorted(names)[:5]]
     return ", ".join(told) + (" and more" if len(names) > 5 else "") or "none"

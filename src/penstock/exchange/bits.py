@@ -30,11 +30,30 @@ def unpack_bits(data: np.ndarray, count: int, bits: int) -> np.ndarray:
     """What `pack_bits` made rows of `count` numbers into; uint16 up to 16 bits."""
     rows = data.shape[0]
     if bits == 12 and count % 2 == 0:
-        parts = data.reshape(rows, -1, 3)
-        middle = parts[..., 1]
-        made = np.empty((rows, count), np.uint16)
-        made[:, 0::2] = parts[..., 0] | (middle & 15).astype(np.uint16) << 8
-        made[:, 1::2] = middle >> 4 | parts[..., 2].astype(np.uint16) << 4
-        return made
+        made = np.empty((rows * count // 2, 2), np.uint16)
+        made[:, 0], made[:, 1] = _pairs(data)
+        return made.reshape(rows, count)
     spread = np.unpackbits(data, axis=1, count=count * bits, bitorder="little").reshape(rows, count, bits)
     return (spread.astype(np.uint32) << np.arange(bits, dtype=np.uint32)).sum(axis=2).astype(np.uint16)
+
+
+def last_of_rising(data: np.ndarray, count: int, bits: int) -> np.ndarray | None:
+    """The last number of each row, where those of every row go up; None where they do not."""
+    if bits != 12 or count % 2:
+        numbers = unpack_bits(data, count, bits)
+        return None if (numbers[:, 1:] <= numbers[:, :-1]).any() else numbers[:, -1]
+    first, second = _pairs(data)
+    if (first >= second).any():
+        return None
+    falls = second[:-1] >= first[1:]
+    row = count // 2
+    falls[row - 1 :: row] = False  # from one row to the next
+    return None if falls.any() else second[row - 1 :: row]
+
+
+def _pairs(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each two numbers of 12 bits the first, and the second: in the first and the last two of three bytes."""
+    whole = np.ascontiguousarray(data)
+    pairs = whole.size // 3
+    first, second = (np.ndarray((pairs,), "<u2", whole, offset, (3,)) for offset in (0, 1))
+    return first & 4095, second >> 4

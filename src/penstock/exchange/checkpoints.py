@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +11,18 @@ import orjson
 import torch
 from torch import Tensor
 
-from penstock.errors import ExchangeError, ObjectNotFound, PreconditionFailed
-from penstock.exchange.artifacts import largest, pieces, unpack
+from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound, PreconditionFailed
+from penstock.exchange.artifacts import LONG_HEADER_BYTES, largest, pieces, unpack
 from penstock.exchange.keys import VERSION, Keys
 from penstock.exchange.layout import Layout, digest_of
 from penstock.exchange.places import read_limited
 from penstock.faults import reach
-from penstock.storage import ReadableStorage, Storage
+from penstock.storage import Storage
 
-_HEADER_BYTES = 8 << 20
-"""Of a checkpoint: it names every weight."""
+_log = logging.getLogger(__name__)
+_LARGEST_BYTES = 1 << 20
+"""Of what names a checkpoint's file."""
+_REMEDY = "the run's owner removes it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ class Checkpoints:
     """Writes and reads them: each weight by its name, as any reader of safetensors reads it, then a JSON that names the
     file. A checkpoint is there once its JSON is."""
 
-    def __init__(self, storage: ReadableStorage, keys: Keys, layout: Layout) -> None:
+    def __init__(self, storage: Storage, keys: Keys, layout: Layout) -> None:
         self._storage = storage
         self._keys = keys
         self._layout = layout
@@ -77,33 +80,42 @@ class Checkpoints:
         """A checkpoint, refusing every byte that is not what was published."""
         key = self._keys.checkpoint(learned)
         try:
-            told: dict[str, Any] = orjson.loads(self._storage.get(key))
-            info = self._storage.head(told["file"])
-            artifact = unpack(read_limited(self._storage, info, largest(self._shapes, _HEADER_BYTES)), self._shapes)
-            if artifact.digest != told["digest"] or told["run"] != self._keys.run or told["learned"] != learned:
-                raise ExchangeError(f"checkpoint {key} and its file tell of different things")
+            told: dict[str, Any] = orjson.loads(read_limited(self._storage, key, _LARGEST_BYTES))
+            if (told["run"], told["learned"]) != (self._keys.run, learned) or not isinstance(told["base"], str):
+                raise ExchangeError(f"checkpoint {key} tells of another run or window: {_REMEDY}")
+            if told["file"] != self._keys.weights(learned, told["digest"]):
+                raise ExchangeError(f"checkpoint {key} names a file that is not its own: {_REMEDY}")
+            data = read_limited(self._storage, told["file"], largest(self._shapes, LONG_HEADER_BYTES))
+            artifact = unpack(data, self._shapes, LONG_HEADER_BYTES)
+            if artifact.digest != told["digest"]:
+                raise ExchangeError(f"checkpoint {key} and its file tell of different things: {_REMEDY}")
             base = told["base"]
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise ExchangeError(f"checkpoint {key} is damaged: {error}") from error
+        except (ArtifactRejected, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ExchangeError(f"checkpoint {key} is damaged: {error}: {_REMEDY}") from error
         flat = [artifact.tensors[name].reshape(-1) for name, _ in self._layout]
         weights = torch.from_numpy(np.concatenate(flat))
         if digest_of(weights) != told["weights"]:
-            raise ExchangeError(f"checkpoint {key} holds other weights than it says")
+            raise ExchangeError(f"checkpoint {key} holds other weights than it says: {_REMEDY}")
         return Checkpoint(learned=learned, base=base, weights=weights)
 
     def newest(self) -> Checkpoint:
-        """The newest checkpoint; one that is removed while it is read is not the newest."""
-        tried = -1
-        while True:
-            numbers = self.numbers()
-            if not numbers or numbers[-1] <= tried:
-                raise ExchangeError(
-                    f"there is no checkpoint of run {self._keys.run!r} to begin with: is its aggregator running?"
-                )
+        """The newest checkpoint that is sound: behind an older one there are all aggregates, so it leads as far.
+
+        One that is damaged is told in the log; one that is removed while it is read is not the newest."""
+        tried: set[int] = set()
+        damaged: ExchangeError | None = None
+        while left := [number for number in self.numbers() if number not in tried]:
+            tried.add(left[-1])
             try:
-                return self.read(numbers[-1])
-            except ObjectNotFound:
-                tried = numbers[-1]
+                return self.read(left[-1])
+            except ObjectNotFound as error:
+                _log.info("checkpoint %d is gone: %s", left[-1], error)
+            except ExchangeError as error:
+                _log.warning("%s; trying the one before it", error)
+                damaged = damaged or error
+        raise damaged or ExchangeError(
+            f"there is no checkpoint of run {self._keys.run!r} to begin with: is its aggregator running?"
+        )
 
     def remove(self, storage: Storage, learned: int) -> None:
         """Remove a checkpoint, what names it first."""

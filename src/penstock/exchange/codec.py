@@ -22,7 +22,7 @@ from torch import Tensor
 
 from penstock.errors import ArtifactRejected
 from penstock.exchange.artifacts import Shapes, Tensors
-from penstock.exchange.bits import bits_for, pack_bits, packed_bytes, unpack_bits
+from penstock.exchange.bits import bits_for, last_of_rising, pack_bits, packed_bytes, unpack_bits
 from penstock.exchange.settings import ExchangeSettings
 
 _LARGEST_INT8 = 127
@@ -137,28 +137,33 @@ class SparseCodec(ContributionCodec):
 
     def check(self, tensors: Tensors) -> float:
         scales, values = tensors["scales"], tensors["values"]
-        if not np.isfinite(scales).all():
+        least, most = scales.min(initial=0), scales.max(initial=0)  # each NaN where one is
+        if not math.isfinite(least) or not math.isfinite(most):
             raise ArtifactRejected("not finite", "scales hold numbers that are not finite")
-        if (scales < 0).any():
+        if least < 0:
             raise ArtifactRejected("malformed", "scales hold numbers below 0")
-        places = self._places(tensors)
-        if places.max(initial=0) >= self._chunk:
-            raise ArtifactRejected("index", f"place {places.max()} of a chunk of {self._chunk} values")
-        if (places[:, 1:] <= places[:, :-1]).any():
-            raise ArtifactRejected("index", "places of a chunk that do not go up: expected each once, in order")
-        inside = self._count - (self._chunks - 1) * self._chunk
-        if self._basis is None and ((places[-1] >= inside) & (values[-1] != 0)).any():
-            raise ArtifactRejected("index", f"a place behind the last of {self._count} weights")
+        self._check_places(tensors["places"], values)
         numbers = values.astype(np.float32)
-        squares = np.einsum("ij,ij->i", numbers, numbers).astype(np.float64)
-        return _finite(math.sqrt(float((squares * np.square(scales, dtype=np.float64)).sum())))
+        squares = np.einsum("ij,ij->i", numbers, numbers)
+        return _finite(math.sqrt(float(np.dot(squares, np.square(scales, dtype=np.float64)))))
+
+    def _check_places(self, places: np.ndarray, values: np.ndarray) -> None:
+        last = last_of_rising(places, self._top_k, self._bits)
+        if last is None:
+            raise ArtifactRejected("index", "places of a chunk that do not go up: expected each once, in order")
+        if last.max(initial=0) >= self._chunk:
+            raise ArtifactRejected("index", f"place {last.max()} of a chunk of {self._chunk} values")
+        if self._basis is None:
+            behind = self._unpacked(places[-1:])[0] >= self._count - (self._chunks - 1) * self._chunk
+            if (behind & (values[-1] != 0)).any():
+                raise ArtifactRejected("index", f"a place behind the last of {self._count} weights")
 
     def new_total(self) -> Tensor:
         return torch.zeros(self._chunks, self._chunk)
 
     def fold(self, total: Tensor, tensors: Tensors) -> None:
         values = tensors["values"].astype(np.float32) * tensors["scales"][:, None]
-        places = self._places(tensors) + self._chunk * np.arange(self._chunks)[:, None]  # int64
+        places = self._unpacked(tensors["places"]) + self._chunk * np.arange(self._chunks)[:, None]  # int64
         total.view(-1).index_add_(0, torch.from_numpy(places.reshape(-1)), torch.from_numpy(values.reshape(-1)))
 
     def finish(self, total: Tensor, factor: float) -> Tensor:
@@ -175,8 +180,8 @@ class SparseCodec(ContributionCodec):
         basis = self._basis.to(delta.device)
         return (basis @ padded.view(-1, self._side, self._side) @ basis.T).view(self._chunks, self._chunk)
 
-    def _places(self, tensors: Tensors) -> np.ndarray:
-        return unpack_bits(tensors["places"], self._top_k, self._bits)
+    def _unpacked(self, places: np.ndarray) -> np.ndarray:
+        return unpack_bits(places, self._top_k, self._bits)
 
 
 class AggregateCodec:

@@ -1,5 +1,6 @@
 """Gathering a window: contributions are checked as they come, and added up one by one, in a fixed order.
 
+One is checked while others are read: each thread reads one, checks it and keeps what there is room for.
 Memory is bounded by bytes: checked contributions are kept as long as they fit, the others are read again, at the very
 version that was checked, when their turn comes. However many there are, the sum is one buffer.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from torch import Tensor
@@ -18,9 +20,7 @@ from penstock.errors import ArtifactRejected
 from penstock.exchange.artifacts import Artifact
 from penstock.exchange.codec import ContributionCodec
 from penstock.exchange.manifests import Rejected
-from penstock.exchange.places import store_time
-from penstock.exchange.receiving import OpenWindow, Received, Receiver
-from penstock.storage import ObjectInfo
+from penstock.exchange.receiving import OpenWindow, Received, Receiver, TooLate
 
 GATHER_BYTES = 256 << 20
 _REQUESTS = 8
@@ -59,10 +59,11 @@ class Gathering:
         self.received: dict[str, Received] = {}
         """Those that were found sound, with their content as far as it is kept."""
         self.rejected: dict[str, Rejected] = {}
-        self._late: dict[str, ObjectInfo] = {}
+        self._late: dict[str, float] = {}
+        """When those were written that came behind the window's time."""
+        self._lock = threading.Lock()
         self._held = 0
         at_once = min(_REQUESTS, max(1, self._budget // (2 * receiver.limit_bytes)))
-        self._at_once = at_once
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="gather")
 
     def close(self) -> None:
@@ -71,16 +72,12 @@ class Gathering:
     def look(self, uids: Sequence[str], closes_at: float) -> None:
         """See what has come since, and check it. Each worker's contribution is judged once."""
         self.expected = replace(self.expected, closes_at=closes_at)
-        waiting = [uid for uid in uids if uid not in self.received and uid not in self.rejected]
-        found = self._pool.map(lambda uid: self._receiver.look(uid, self.expected.window), waiting)
-        seen = {uid: info for uid, info in zip(waiting, list(found), strict=True) if info is not None}
-        self._late = {uid: info for uid, info in seen.items() if store_time(info) > closes_at}
-        there = [(uid, info) for uid, info in seen.items() if uid not in self._late]
-        for uid, outcome in self._received(there):
-            if isinstance(outcome, Rejected):
-                self.rejected[uid] = outcome
-            else:
-                self.received[uid] = self._kept(outcome)
+        judged = self.received.keys() | self.rejected.keys()
+        # What was late stays so until the window is made longer: written again, it would be later still.
+        late = {uid for uid, written_at in self._late.items() if written_at > closes_at}
+        waiting = [uid for uid in uids if uid not in judged and uid not in late]
+        for _ in self._pool.map(self._take, waiting):
+            pass
 
     def choose(self, uids: Sequence[str], seats: int) -> list[Received]:
         """The contributions that take the seats, in this order; those whose norm is out of all proportion do not."""
@@ -104,22 +101,18 @@ class Gathering:
         for each in chosen:
             artifact = each.artifact
             if not artifact.tensors:
-                outcome = self._receive(each.uid, each.info)
-                if isinstance(outcome, Rejected):
-                    self.rejected[each.uid] = outcome
+                again = self._read_again(each)
+                if again is None:
                     continue
-                artifact = outcome.artifact
-                if artifact.digest != each.artifact.digest:
-                    self.reject(each.uid, "changed", "it was written again after it had been checked")
-                    continue
+                artifact = again.artifact
             codec.fold(total, artifact.tensors)
             folded.append(each)
         return total, folded
 
     def reject_late(self) -> None:
         """The window is closed now: what came behind its time is late. Before that its time may be made longer."""
-        for uid, info in self._late.items():
-            behind = store_time(info) - self.expected.closes_at
+        for uid, written_at in self._late.items():
+            behind = written_at - self.expected.closes_at
             self.reject(uid, "late", f"written {behind:.0f} s after its window's time was over, grace included")
 
     def reject(self, uid: str, reason: str, told: str) -> None:
@@ -130,27 +123,36 @@ class Gathering:
         norms = [each.norm for each in self.received.values() if 0 < each.norm <= self._max_norm] + self._usual
         return statistics.median_low(norms) if norms else 0.0
 
-    def _received(self, there: list[tuple[str, ObjectInfo]]) -> Iterator[tuple[str, Received | Rejected]]:
-        """Read several at a time; results in order, and no more of them waiting than are read at a time."""
-        waiting: list[tuple[str, Future[Received | Rejected]]] = []
-        for uid, info in there:
-            waiting.append((uid, self._pool.submit(self._receive, uid, info)))
-            if len(waiting) >= self._at_once:
-                first, future = waiting.pop(0)
-                yield first, future.result()
-        for uid, future in waiting:
-            yield uid, future.result()
-
-    def _receive(self, uid: str, info: ObjectInfo) -> Received | Rejected:
+    def _take(self, uid: str) -> None:
+        """Read and check what a worker sent, if it sent anything."""
+        self._late.pop(uid, None)
         try:
-            return self._receiver.receive(uid, info, self.expected)
+            received = self._receiver.receive(uid, self.expected)
+        except TooLate as error:
+            self._late[uid] = error.written_at
         except ArtifactRejected as error:
-            return Rejected(uid=uid, window=self.expected.window, reason=error.reason, told=error.told[:300])
+            self.reject(uid, error.reason, error.told[:300])
+        else:
+            if received is not None:
+                self.received[uid] = self._kept(received)
+
+    def _read_again(self, each: Received) -> Received | None:
+        """What was not kept; None, and rejected, where it is no longer what was checked."""
+        try:
+            again = self._receiver.receive(each.uid, self.expected, seen=each.info)
+        except ArtifactRejected as error:
+            self.reject(each.uid, error.reason, error.told[:300])
+            return None
+        if again is None or again.artifact.digest != each.artifact.digest:
+            self.reject(each.uid, "changed", "it was written again, or removed, after it had been checked")
+            return None
+        return again
 
     def _kept(self, received: Received) -> Received:
         """With its content where there is room for it, else without."""
         size = received.info.size_bytes
-        if self._held + size > self._budget // 2:
-            return replace(received, artifact=replace(_EMPTY, digest=received.artifact.digest))
-        self._held += size
-        return received
+        with self._lock:
+            if self._held + size <= self._budget // 2:
+                self._held += size
+                return received
+        return replace(received, artifact=replace(_EMPTY, digest=received.artifact.digest))

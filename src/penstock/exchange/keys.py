@@ -1,6 +1,7 @@
 """The key layout: where everything of a run lies, by run, version, worker and window.
 
     gradients     <run>/v1/<uid>/<window>.safetensors         a miner's contribution; a miner writes below its uid alone
+                  <run>/v1/<uid>/presence                     written when it starts: its key may write here
     aggregator    <run>/v1/run.json                           settings, what the data and the model are; written once
                   <run>/v1/tokenizer.json                     the run's tokenizer
                   <run>/v1/members.json                       who may contribute
@@ -58,6 +59,9 @@ class Keys:
 
     def contribution(self, uid: str, window: int) -> str:
         return f"{self._top}/{check_name(uid, 'uid')}/{window:08d}.safetensors"
+
+    def presence(self, uid: str) -> str:
+        return f"{self._top}/{check_name(uid, 'uid')}/presence"
 
     def manifest(self, window: int) -> str:
         return f"{self._top}/windows/{window:08d}.json"

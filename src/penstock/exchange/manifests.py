@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from penstock.errors import ExchangeError, ObjectNotFound, PreconditionFailed
+from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.keys import VERSION, Keys
 from penstock.exchange.places import read_limited, store_time
-from penstock.storage import ReadableStorage, Storage
+from penstock.storage import Storage
 
 _LARGEST_BYTES = 16 << 20
 
@@ -80,7 +80,7 @@ class Manifest:
         return orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+    def from_bytes(cls, data: bytes | memoryview, where: str) -> Manifest:
         try:
             told = orjson.loads(data)
             if told["version"] != VERSION:
@@ -90,19 +90,29 @@ class Manifest:
             told["contributions"] = tuple(Accepted(**each) for each in told["contributions"])
             told["rejected"] = tuple(Rejected(**each) for each in told["rejected"])
             told["missing"] = tuple(told["missing"])
+            _check_types(told)
             return cls(**{**told, "digest": digest_of(data)})
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ExchangeError(f"{where} is damaged: {error}: nobody can go on behind it") from error
 
 
-def digest_of(data: bytes) -> str:
+def _check_types(told: dict[str, Any]) -> None:
+    """Refuse what would be used as something else than it is."""
+    numbers = [told["opened_at"], told["closed_at"], *(each.norm for each in told["contributions"])]
+    texts = [told["base"], told["weights"], told["aggregate"]["key"], told["aggregate"]["digest"], *told["missing"]]
+    texts += [each.uid for each in (*told["contributions"], *told["rejected"])]
+    if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(each, str) for each in texts):
+        raise TypeError("numbers or texts that are none")
+
+
+def digest_of(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 class ManifestChain:
     """Manifests of a run in its bucket. Each names the one before it, so that a chain cannot be mended unseen."""
 
-    def __init__(self, storage: ReadableStorage, keys: Keys) -> None:
+    def __init__(self, storage: Storage, keys: Keys) -> None:
         self._storage = storage
         self._keys = keys
 
@@ -110,14 +120,23 @@ class ManifestChain:
         """A window's manifest; None where it is not closed yet, or too old."""
         key = self._keys.manifest(window)
         try:
-            info = self._storage.head(key)
-            data = read_limited(self._storage, info, _LARGEST_BYTES)
+            data = read_limited(self._storage, key, _LARGEST_BYTES)
         except ObjectNotFound:
             return None
+        except ArtifactRejected as error:
+            raise ExchangeError(f"{key} is damaged: {error}: nobody can go on behind it") from error
         found = Manifest.from_bytes(data, key)
         if (found.run, found.window) != (self._keys.run, window):
             raise ExchangeError(f"{key} is the manifest of {found.run}, window {found.window}: nobody can use it")
         return found
+
+    def aggregate_of(self, manifest: Manifest) -> str:
+        """Where a window's change lies: nowhere else than where it belongs."""
+        key = self._keys.aggregate(manifest.window, manifest.aggregate["digest"])
+        if manifest.aggregate["key"] != key:
+            told = "names an aggregate that is not its own"
+            raise ExchangeError(f"{self._keys.manifest(manifest.window)} {told}: nobody can use it")
+        return key
 
     def exists(self, window: int) -> bool:
         return self._storage.exists(self._keys.manifest(window))

@@ -19,7 +19,7 @@ import orjson
 import torch
 
 from penstock.errors import ArtifactRejected, ConfigError, ObjectNotFound
-from penstock.exchange.artifacts import Tensors, largest, pack, unpack
+from penstock.exchange.artifacts import LONG_HEADER_BYTES, Tensors, largest, pack, unpack
 from penstock.exchange.journal import Journal
 from penstock.exchange.keys import VERSION, check_name
 from penstock.exchange.learning import LocalLearner
@@ -78,6 +78,7 @@ class Miner:
                 f"{self._uid!r} is no member of run {opened.settings.run!r}: its owner adds it with "
                 f"`penstock exchange admit {opened.settings.run} {self._uid}`"
             )
+        needed(opened.places.gradients).put(opened.keys.presence(self._uid), b"")  # refused now, not after hours
         data = opened.data()
         model, vector = opened.model()
         learner = LocalLearner(model, vector, opened.settings, self._device)
@@ -213,7 +214,7 @@ class Miner:
             length = int.from_bytes(data[:8], "little")
             header = orjson.loads(orjson.loads(data[8 : 8 + length])["__metadata__"]["penstock"])
             shapes = {name: ("F32", tuple(shape)) for name, shape in header["shapes"].items()}
-            found = unpack(data, shapes)
+            found = unpack(data, shapes, LONG_HEADER_BYTES)
         except (ArtifactRejected, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(f"{where} is damaged: {error}: remove it to begin with an empty memory") from error
         mine = {"kind": "miner", "version": VERSION, "run": self._run.settings.run, "uid": self._uid}

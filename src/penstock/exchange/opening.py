@@ -75,7 +75,7 @@ def open_run(places: Places, run: str) -> OpenedRun:
         ) from None
     try:
         facts = RunFacts.from_dict(orjson.loads(data), keys.settings)
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ExchangeError(f"{keys.settings} is damaged: {error}") from error
     definition = places.aggregator.get(keys.tokenizer)
     if hashlib.sha256(definition).hexdigest() != facts.tokenizer_sha256:

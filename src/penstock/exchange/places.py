@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from penstock.errors import ArtifactRejected, ConfigError, StorageError
-from penstock.storage import LocalStorage, ObjectInfo, ReadableStorage, Storage, load_bucket_secrets
+from penstock.storage import LocalStorage, ObjectInfo, Storage, load_bucket_secrets
 from penstock.storage.objects import ObjectStorage
 from penstock.storage.retry import Budgets, RetryBudget
 
@@ -92,17 +92,14 @@ def patient(patience_s: float) -> Budgets:
     return Budgets(metadata=budget, data=budget, writes=budget)
 
 
-def read_limited(storage: ReadableStorage, info: ObjectInfo, limit: int) -> bytes:
-    """The very object that `info` tells of, if it is no larger than allowed: that is asked before a byte is read."""
+def read_limited(storage: Storage, key: str, limit: int) -> memoryview:
+    """An object, if it is no larger than allowed: the answer tells that before a byte is taken."""
+    return storage.get_if(key, lambda info: refuse_larger(info, limit))[0]
+
+
+def refuse_larger(info: ObjectInfo, limit: int) -> None:
     if info.size_bytes > limit:
         raise ArtifactRejected("oversized", f"{info.size_bytes:,} bytes: expected at most {limit:,}")
-    if isinstance(storage, ObjectStorage):
-        data = storage.get_range_of(info, 0, info.size_bytes)
-    else:
-        data = storage.get_range(info.key, 0, info.size_bytes)
-    if len(data) != info.size_bytes:
-        raise ArtifactRejected("malformed", f"{len(data):,} bytes came: expected {info.size_bytes:,}")
-    return data
 
 
 def store_time(info: ObjectInfo) -> float:

@@ -1,6 +1,6 @@
-"""Receiving what a miner sent: everything about it is doubted, and its size before a byte of it is read.
+"""Receiving what a miner sent: everything about it is doubted, and its time and size before a byte of it is taken.
 
-head ── written in time? ── no larger than it can be? ── that very version, by range ── safetensors, digest
+one request ── the answer's head: written in time? no larger than it can be? ── its body ── safetensors, digest
      ── header: this run, window, worker, weights ── types, shapes, places, finite ── norm
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.errors import ArtifactRejected, ObjectNotFound, PreconditionFailed
+from penstock.errors import ArtifactRejected, ObjectNotFound
 from penstock.exchange.artifacts import Artifact, largest, unpack
 from penstock.exchange.codec import ContributionCodec
 from penstock.exchange.keys import VERSION, Keys
-from penstock.exchange.places import read_limited, store_time
-from penstock.storage import ObjectInfo, ReadableStorage
+from penstock.exchange.places import refuse_larger, store_time
+from penstock.storage import ObjectInfo, Storage
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -43,10 +43,19 @@ class Received:
     samples_digest: str
 
 
+class TooLate(ArtifactRejected):
+    """Written after its window had closed, as far as is known: its time may yet be made longer."""
+
+    def __init__(self, written_at: float, closes_at: float) -> None:
+        told = f"written {written_at - closes_at:.0f} s after its window had closed, grace included"
+        super().__init__("late", told)
+        self.written_at = written_at
+
+
 class Receiver:
     """Reads contributions of a run. Safe for threads."""
 
-    def __init__(self, storage: ReadableStorage, keys: Keys, codec: ContributionCodec) -> None:
+    def __init__(self, storage: Storage, keys: Keys, codec: ContributionCodec) -> None:
         self._storage = storage
         self._keys = keys
         self._codec = codec
@@ -60,23 +69,38 @@ class Receiver:
         except ObjectNotFound:
             return None
 
-    def receive(self, uid: str, info: ObjectInfo, expected: OpenWindow) -> Received:
-        """Read and check what `look` found; `ArtifactRejected` says why it is not used."""
+    def receive(self, uid: str, expected: OpenWindow, *, seen: ObjectInfo | None = None) -> Received | None:
+        """Read and check what is there, None where nothing is; `ArtifactRejected` says why it is not used.
+
+        Args:
+            uid: Whose.
+            expected: What it has to be for.
+            seen: The very object that it has to be, where it was read before.
+        """
+        try:
+            data, info = self._storage.get_if(
+                self._keys.contribution(uid, expected.window), lambda found: self._allow(found, expected, seen)
+            )
+        except ObjectNotFound:
+            return None
+        artifact = unpack(data, self._codec.shapes)
+        samples = self._check_header(artifact, uid, expected)
+        norm = self._codec.check(artifact.tensors)
+        return Received(
+            uid=uid, info=info, written_at=store_time(info), artifact=artifact, norm=norm, samples_digest=samples
+        )
+
+    def _allow(self, info: ObjectInfo, expected: OpenWindow, seen: ObjectInfo | None) -> None:
+        """Refuse to read what is out of time, too large, or another than was seen."""
+        if seen is not None and (info, info.modified) != (seen, seen.modified):
+            raise ArtifactRejected("changed", "it was written again after it had been checked")
         written_at = store_time(info)
         if int(written_at) < int(expected.opened_at):  # stores tell whole seconds
             told = f"written {expected.opened_at - written_at:.0f} s before its window opened"
             raise ArtifactRejected("early", told)
         if written_at > expected.closes_at:
-            told = f"written {written_at - expected.closes_at:.0f} s after its window had closed, grace included"
-            raise ArtifactRejected("late", told)
-        try:
-            data = read_limited(self._storage, info, self.limit_bytes)
-        except (PreconditionFailed, ObjectNotFound):
-            raise ArtifactRejected("changed", "it was written again, or removed, while it was read") from None
-        artifact = unpack(data, self._codec.shapes)
-        samples = self._check_header(artifact, uid, expected)
-        norm = self._codec.check(artifact.tensors)
-        return Received(uid=uid, info=info, written_at=written_at, artifact=artifact, norm=norm, samples_digest=samples)
+            raise TooLate(written_at, expected.closes_at)
+        refuse_larger(info, self.limit_bytes)
 
     def _check_header(self, artifact: Artifact, uid: str, expected: OpenWindow) -> str:
         header = artifact.header

@@ -14,7 +14,7 @@ from penstock.exchange.codec import AggregateCodec
 from penstock.exchange.layout import digest_of
 from penstock.exchange.manifests import Manifest, ManifestChain
 from penstock.exchange.places import read_limited
-from penstock.storage import ReadableStorage
+from penstock.storage import Storage
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Replica:
     """Weights on the CPU, as far as the manifests have come. `catch_up` first."""
 
     def __init__(
-        self, aggregator: ReadableStorage, checkpoints: Checkpoints, chain: ManifestChain, codec: AggregateCodec
+        self, aggregator: Storage, checkpoints: Checkpoints, chain: ManifestChain, codec: AggregateCodec
     ) -> None:
         self._storage = aggregator
         self._checkpoints = checkpoints
@@ -62,25 +62,24 @@ class Replica:
             self._skip_to_checkpoint(str(error))
         return manifest
 
-    def apply(self, manifest: Manifest, data: bytes | None = None) -> None:
+    def apply(self, manifest: Manifest, data: bytes | memoryview | None = None) -> None:
         """The outer step: take the window's change off the weights, and see that they are what everybody has."""
         if (manifest.window, manifest.base) != (self.learned, self.base):
             raise ExchangeError(
                 f"the manifest of window {manifest.window} builds on {manifest.base[:12]}, and this replica is at "
                 f"window {self.learned}, {self.base[:12]}: the chain is broken; start again from a checkpoint"
             )
-        told = manifest.aggregate
+        key = self._chain.aggregate_of(manifest)
         try:
             if data is None:
-                info = self._storage.head(told["key"])
-                data = read_limited(self._storage, info, largest(self._codec.shapes))
+                data = read_limited(self._storage, key, largest(self._codec.shapes))
                 self.read_bytes += len(data)
             artifact = unpack(data, self._codec.shapes)
             self._codec.check(artifact.tensors)
         except ArtifactRejected as error:
             raise ExchangeError(f"the aggregate of window {manifest.window} cannot be used: {error}") from error
-        if artifact.digest != told["digest"]:
-            raise ExchangeError(f"the aggregate {told['key']} is not the one that its manifest names")
+        if artifact.digest != manifest.aggregate["digest"]:
+            raise ExchangeError(f"the aggregate {key} is not the one that its manifest names")
         self._codec.apply(self.weights, artifact.tensors)
         self.digest = digest_of(self.weights)
         if self.digest != manifest.weights:

@@ -89,6 +89,27 @@ class Score:
         )
 
 
+def after_window(
+    scores: Mapping[str, Score],
+    members: Iterable[str],
+    found: Mapping[str, tuple[float, tuple[str, ...]]],
+    without: Iterable[str],
+) -> dict[str, Score]:
+    """Scores of the members after a window, by what was found of each: excess and flags.
+
+    `without` names those who were waited for, or heard, and nothing usable came. A newcomer has no score before that:
+    a window that closed before it was admitted, or before it could have come, is no absence."""
+    waited_for = set(without)
+    after: dict[str, Score] = {}
+    for uid in members:
+        if uid in found:
+            excess, flags = found[uid]
+            after[uid] = scores.get(uid, Score()).after(excess, flags)
+        elif uid in scores or uid in waited_for:
+            after[uid] = scores.get(uid, Score()).missed()
+    return after
+
+
 def judge(scores: Mapping[str, Score]) -> dict[str, Score]:
     """Say who is out: by a flag at once, else by a score far below the median of those that were measured often."""
     known = [each.score for each in scores.values() if each.windows >= LEAST_WINDOWS and not each.flags]
@@ -129,4 +150,14 @@ def as_dict(scores: Mapping[str, Score]) -> dict[str, dict[str, Any]]:
 
 
 def from_dict(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Score]:
-    return {uid: Score(**{**each, "flags": tuple(each["flags"])}) for uid, each in told.items()}
+    """Scores as they were posted; a TypeError, KeyError, ValueError or AttributeError where they are none."""
+    return {
+        str(uid): Score(
+            score=float(each["score"]),
+            windows=int(each["windows"]),
+            is_out=bool(each["is_out"]),
+            flags=tuple(str(flag) for flag in each["flags"]),
+            absent=int(each["absent"]),
+        )
+        for uid, each in told.items()
+    }

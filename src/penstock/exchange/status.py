@@ -5,6 +5,7 @@ Reads only, and knows nothing of torch.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,8 @@ from penstock.exchange.members import read_members
 from penstock.exchange.places import Places
 from penstock.exchange.scoring import Score, choose_peers, from_dict
 from penstock.exchange.settings import RunFacts
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,7 @@ def read_status(places: Places, run: str, *, last: int = 50) -> RunStatus:
     scores: dict[str, Score] = {}
     scores_window = None
     with suppress(ObjectNotFound):  # nothing was scored yet
-        told = orjson.loads(storage.get(keys.scores(facts.settings.validator)))
-        scores, scores_window = from_dict(told["scores"]), told["window"]
+        scores, scores_window = _read_scores(storage.get(keys.scores(facts.settings.validator)))
     return RunStatus(
         facts=facts,
         members=read_members(storage, keys),
@@ -99,6 +101,15 @@ def read_status(places: Places, run: str, *, last: int = 50) -> RunStatus:
         scores_window=scores_window,
         url=storage.url,
     )
+
+
+def _read_scores(data: bytes) -> tuple[dict[str, Score], int | None]:
+    try:
+        told = orjson.loads(data)
+        return from_dict(told["scores"]), int(told["window"])
+    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        _log.warning("the validator's scores cannot be read, so none are shown: %s", error)
+        return {}, None
 
 
 def _last_windows(chain: ManifestChain, closed: int, last: int) -> Iterator[Manifest]:

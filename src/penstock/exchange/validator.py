@@ -31,7 +31,7 @@ from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.replica import Replica
-from penstock.exchange.scoring import Losses, Score, as_dict, choose_peers, from_dict, in_units, judge
+from penstock.exchange.scoring import Losses, Score, after_window, as_dict, choose_peers, from_dict, in_units, judge
 from penstock.faults import reach
 from penstock.train.stopping import StopRequest
 
@@ -125,14 +125,9 @@ class Validator:
                 flags,
             )
         units = in_units({uid: each.losses.excess() for uid, each in measured.items()})
-        for uid in members:
-            known = self._scores.get(uid, Score())
-            found = measured.get(uid)
-            if found is None:
-                self._scores[uid] = known.missed()
-            else:
-                self._scores[uid] = known.after(units[uid], found.flags + _copied(uid, measured))
-        self._scores = judge({uid: self._scores[uid] for uid in members})
+        found = {uid: (units[uid], each.flags + _copied(uid, measured)) for uid, each in measured.items()}
+        rejected = [each.uid for each in manifest.rejected if each.window == manifest.window]
+        self._scores = judge(after_window(self._scores, members, found, [*manifest.missing, *rejected]))
         self._scored = manifest.window
         self._post(manifest, members, measured)
         self._journal.note(
@@ -148,15 +143,14 @@ class Validator:
     def _received(self, uid: str, manifest: Manifest) -> Received | None:
         """A member's contribution, whether or not it was taken; None where there is none that could have been."""
         settings = self._run.settings
-        info = self._receiver.look(uid, manifest.window)
-        if info is None or any((each.uid, each.window) == (uid, manifest.window) for each in manifest.rejected):
+        if any((each.uid, each.window) == (uid, manifest.window) for each in manifest.rejected):
             return None
         closes_at = manifest.opened_at + (manifest.extensions + 1) * settings.window_s + settings.grace_s
         expected = OpenWindow(
             window=manifest.window, base=manifest.base, opened_at=manifest.opened_at, closes_at=closes_at
         )
         try:
-            return self._receiver.receive(uid, info, expected)
+            return self._receiver.receive(uid, expected)
         except ArtifactRejected as error:
             _log.info("window %d, %s: %s", manifest.window, uid, error)
             return None
@@ -217,10 +211,11 @@ class Validator:
         """Go on with the scores that were posted last."""
         key = self._run.keys.scores(self._name)
         try:
-            told: dict[str, Any] = orjson.loads(self._storage.get(key))
+            data = self._storage.get(key)
         except ObjectNotFound:
             return
         try:
+            told: dict[str, Any] = orjson.loads(data)
             self._scores, self._scored = from_dict(told["scores"]), int(told["window"])
         except (orjson.JSONDecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ExchangeError(f"{key} is damaged: {error}: remove it to begin scoring anew") from error

@@ -85,6 +85,13 @@ class Storage(ReadableStorage, Protocol):
     `StorageError`; each names the object. A key or a range that cannot be one is a `ConfigError`.
     """
 
+    def get_if(self, key: str, allow: Callable[[ObjectInfo], None]) -> tuple[memoryview, ObjectInfo]:
+        """Read a whole object if what it is will do: `allow` sees it before a byte is taken into memory, and what it
+        raises is raised. Size and time are those of these very bytes. One request, or one open; held once.
+
+        Where a connection broke off and the object was written again meanwhile, `allow` is asked again."""
+        ...
+
     def put(self, key: str, data: bytes) -> None:
         """Write a whole object, replacing any other under this key. Idempotent."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PreconditionFailed, StorageError, TransientStoreError
@@ -64,6 +65,10 @@ class PartialRead:
     def version(self) -> str | None:
         return self.info.version if self.info is not None else self.pinned
 
+    def begin(self, info: ObjectInfo) -> None:
+        """An answer tells what the object is; its body is not taken yet, and never where this raises."""
+        self.info = info
+
     def add(self, piece: Bytes) -> None:
         self.pieces.append(piece)
         self.arrived += len(piece)
@@ -100,6 +105,40 @@ class PartialRead:
 
     def joined(self) -> bytes:
         return b"".join(self.pieces)
+
+
+class AllowedRead(PartialRead):
+    """A whole object, if what it is will do; pieces go where they belong as they come, so that it is held once."""
+
+    def __init__(self, allow: Callable[[ObjectInfo], None]) -> None:
+        super().__init__()
+        self._allow = allow
+        self._place: memoryview | None = None
+
+    def begin(self, info: ObjectInfo) -> None:
+        if self.info is None:
+            self._allow(info)
+        super().begin(info)
+
+    def add(self, piece: Bytes) -> None:
+        assert self.info is not None
+        stop = self.arrived + len(piece)
+        if stop > self.info.size_bytes:
+            raise StorageError(f"{self.info.key}: more came than the {self.info.size_bytes} bytes it was said to have")
+        if self._place is None and len(piece) < self.info.size_bytes:
+            self._place = memoryview(bytearray(self.info.size_bytes))
+        if self._place is None:
+            self.pieces.append(piece)
+        else:
+            self._place[self.arrived : stop] = piece
+        self.arrived = stop
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self._place = None
+
+    def view(self) -> memoryview:
+        return super().view() if self._place is None else self._place.toreadonly()
 
 
 class ObjectClient:
@@ -163,7 +202,7 @@ class ObjectClient:
         if partial.info is not None and (partial.info.size_bytes, partial.version) != (info.size_bytes, info.version):
             partial.begin_again()
             raise ChangedWhileRead(f"{what} changed while it was read")
-        partial.info = info
+        partial.begin(info)
         partial.awaited_bytes = ends - begins
         self._take(result, partial, what)
 

@@ -8,8 +8,9 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,6 +48,20 @@ class LocalStorage:
     def get_with_info(self, key: str) -> tuple[bytes, ObjectInfo]:
         data = self.get(key)
         return data, _named(key, data)
+
+    def get_if(self, key: str, allow: Callable[[ObjectInfo], None]) -> tuple[memoryview, ObjectInfo]:
+        path = self._path(key)
+        with translated(path, reading=True):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # of a pipe nothing would come
+        try:
+            with translated(path, reading=True):
+                info = _info(key, path, os.fstat(fd))
+            allow(info)
+            with translated(path, reading=True):
+                data = read_range(fd, 0, info.size_bytes)
+        finally:
+            os.close(fd)
+        return memoryview(data), replace(info, size_bytes=len(data))
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         path = self._path(key)
@@ -102,9 +117,7 @@ class LocalStorage:
         path = self._path(key)
         with translated(path, reading=True):
             found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise ObjectNotFound(f"{path} is not a file: expected an object there")
-        return ObjectInfo(key, found.st_size, modified=f"{found.st_mtime_ns}-{found.st_ino}")
+        return _info(key, path, found)
 
     def exists(self, key: str) -> bool:
         try:
@@ -226,6 +239,12 @@ class _LocalWriter:
 
 def _still_held() -> None:
     """What flock gave ends with its holder, and no sooner."""
+
+
+def _info(key: str, path: Path, found: os.stat_result) -> ObjectInfo:
+    if not stat.S_ISREG(found.st_mode):
+        raise ObjectNotFound(f"{path} is not a file: expected an object there")
+    return ObjectInfo(key, found.st_size, modified=f"{found.st_mtime_ns}-{found.st_ino}")
 
 
 def _named(key: str, data: bytes) -> ObjectInfo:

@@ -11,7 +11,7 @@ from penstock.errors import ObjectNotFound, PreconditionFailed, TransientStoreEr
 from penstock.faults import reach
 from penstock.storage.address import Options, StoreAddress, parse_address
 from penstock.storage.base import ObjectInfo, StillHeld
-from penstock.storage.client import ObjectClient, PartialRead
+from penstock.storage.client import AllowedRead, ObjectClient, PartialRead
 from penstock.storage.connection import Timeouts
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
 from penstock.storage.lease import leased
@@ -67,6 +67,13 @@ class ObjectStorage(ReadsObjects):
             if found != expected:
                 raise PreconditionFailed(f"{self._what(info.key)} was written again: expected {expected}, got {found}")
         return partial.joined()
+
+    def get_if(self, key: str, allow: Callable[[ObjectInfo], None]) -> tuple[memoryview, ObjectInfo]:
+        check_key(key)
+        partial = AllowedRead(allow)
+        self._read(key, partial)
+        assert partial.info is not None
+        return partial.view(), partial.info
 
     def reader(self, key: str, start: int = 0) -> BinaryIO:
         check_offset(self._what(key), start)
