@@ -13,6 +13,7 @@ from penstock.feed.buffers import Buffers
 from penstock.feed.gathered import GatheredIds, GatheredRows, gather
 from penstock.feed.gathering import assemble
 from penstock.feed.token_store import TokenChunk, TokenStore
+from penstock.feed.unmapping import wait_until_given_back
 
 DTYPE = np.dtype("<u2")
 
@@ -95,6 +96,7 @@ def test_what_was_used_can_be_let_go_of_and_read_again(tmp_path: Path) -> None:
     copied = before.ids.tolist()
     store.will_need(lambda: np.arange(3))
     store.let_go(np.arange(3))
+    wait_until_given_back()
     assert before.ids.tolist() == copied
     again = store.get(1)
     assert again is not None

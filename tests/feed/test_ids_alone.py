@@ -12,6 +12,7 @@ import pytest
 from feed.stores import TOKENIZER
 from penstock.blocks import BlockManager, ingest
 from penstock.feed import DistributedLoader, Mix, sequences, source_feed, token_cache, token_store
+from penstock.feed.unmapping import wait_until_given_back
 from penstock.plans.orders import ORDERS, OrderName
 
 ROW = 512
@@ -155,6 +156,7 @@ def test_what_was_used_is_let_go_of_but_for_some_of_what_is_used_again(
                 _ = [loader.batch(0, k) for k in range(loader.batches_per_epoch)] if loader.epoch else list(loader)
             else:
                 list(loader)
+        wait_until_given_back()
         mapped = resident_bytes(tmp_path / "store")
     if order == "shuffled":
         assert mapped >= data_bytes * 0.9

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from isal import isal_zlib
 
+from penstock.feed.unmapping import give_back
 from penstock.feed.used_chunks import UsedChunks
 
 SEGMENT_BYTES = 256 << 20
@@ -185,7 +186,8 @@ class TokenStore:
         waits = getrusage(RUSAGE_SELF).ru_majflt
         if waits != self._waits_for_disks:
             self._waits_for_disks = waits
-            self._advise(numbers(), mmap.MADV_WILLNEED)
+            for _, mapped, page, size in self._pages(numbers()):
+                mapped.madvise(mmap.MADV_WILLNEED, page, size)
 
     def let_go(self, numbers: np.ndarray, *, again: bool = False) -> None:
         """Chunks were used for now. What of their files counts as this process's memory counts no more. They stay
@@ -198,13 +200,13 @@ class TokenStore:
         if again:
             sizes = np.clip(self._sizes(self._records[numbers]), 0, 1 << 40)  # a record may be damaged
             numbers = np.array(self._used.add(zip(numbers.tolist(), sizes.tolist(), strict=True)), dtype=np.int64)
-        if len(numbers):
-            self._advise(numbers, mmap.MADV_DONTNEED, around=_FAULT_BYTES)
+        give_back([(held, page, size) for held, _, page, size in self._pages(numbers, around=_FAULT_BYTES)])
 
     def _sizes(self, records: np.ndarray) -> np.ndarray:
         return 4 * records["samples"].astype(np.int64) + records["tokens"].astype(np.int64) * self._dtype.itemsize
 
-    def _advise(self, numbers: np.ndarray, advice: int, *, around: int = 0) -> None:
+    def _pages(self, numbers: np.ndarray, *, around: int = 0) -> Iterator[tuple[np.ndarray, mmap.mmap, int, int]]:
+        """Where chunks are mapped, and some bytes around them: in what, from which page on, and how many bytes."""
         records = self._records[numbers]
         starts, sizes = records["offset"].astype(np.int64), self._sizes(records)
         pages = np.maximum(starts - around, 0) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -212,7 +214,7 @@ class TokenStore:
         for segment, page, size in told:
             known = self._maps.get(segment)
             if known is not None and 0 <= page < len(known[0]) and size > 0:  # a record may be damaged: found when read
-                known[1].madvise(advice, page, min(size, len(known[0]) - page))
+                yield *known, page, min(size, len(known[0]) - page)
 
     def put(self, number: int, chunk: TokenChunk) -> None:
         """Keep a chunk; an OSError where the disk does not take it."""
