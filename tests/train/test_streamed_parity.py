@@ -34,6 +34,20 @@ def test_models_that_are_taken_apart_rightly_pass(family: str, precision: Precis
 
 
 @BOTH
+@pytest.mark.parametrize("family", ["llama", "qwen3", "olmo2"])
+def test_models_with_fused_modules_are_held_against_themselves_without(
+    family: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(FAMILIES[family], precision=precision)
+    trainer.streaming.fused.on()  # as on a GPU
+    trainer.check_parity()
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda states, *_: 2 * states)
+    with pytest.raises(TrainError, match="streamed"):
+        trainer.check_parity()
+    trainer.close()
+
+
+@BOTH
 def test_the_check_leaves_no_trace(precision: Precision) -> None:
     config = {**GPT2, "resid_pdrop": 0.3, "embd_pdrop": 0.3}
     checked, other = (trainer_of(config, precision=precision) for _ in range(2))
