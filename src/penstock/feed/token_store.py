@@ -75,14 +75,7 @@ class TokenChunk(NamedTuple):
 class TokenStore:
     """One cache folder, as one process sees it. Safe for threads."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        chunk_count: int,
-        dtype: np.dtype,
-        max_bytes: int | None,
-    ) -> None:
+    def __init__(self, folder: Path, *, chunk_count: int, dtype: np.dtype, max_bytes: int | None) -> None:
         self.folder = folder
         self._chunk_count = chunk_count
         self._dtype = dtype

@@ -3,8 +3,8 @@
     norm    x * weight / rms(x)      torch's own kernel instead of some seven, and no fp32 copies of states
     gate    silu(gate) * up          kept for the way back: gate and up, which the gradients are written over
 
-Only modules that compute just that take part: each is tried out, and one that does something else stays as it is. Their
-weights, names and places in the model stay theirs too.
+Only modules that compute just that take part: one of each kind is tried out, and kinds that do something else stay as
+they are. Their weights, names and places in the model stay theirs too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 _TOKENS = 3
 _TOLERANCE = 1e-5
+_SETTINGS = (bool, int, float, str, list, tuple)
 
 
 class Fused:
@@ -33,9 +34,15 @@ class Fused:
             model: In fp32.
         """
         self._forwards: list[tuple[nn.Module, Callable[[Tensor], Tensor]]] = []
+        tried: dict[str, bool] = {}
         for module in model.modules():
-            if (forward := _norm(module) or _mlp(module)) is not None:
-                self._forwards.append((module, forward))
+            for find, compute_alike in ((_norm, _norms_alike), (_mlp, _mlps_alike)):
+                if (forward := find(module)) is not None:
+                    kind = _kind(module)
+                    if kind not in tried:
+                        tried[kind] = compute_alike(module)
+                    if tried[kind]:
+                        self._forwards.append((module, forward))
 
     def __len__(self) -> int:
         return len(self._forwards)
@@ -60,6 +67,14 @@ class Fused:
                 self.on()
 
 
+def _kind(module: nn.Module) -> str:
+    """What modules that compute alike have in common: everything but the numbers they have learned."""
+    settings = {name: value for name, value in vars(module).items() if isinstance(value, _SETTINGS)}
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    parts = {name: type(part) for name, part in module.named_modules()}
+    return repr((settings, shapes, parts))
+
+
 def _called(module: nn.Module, forward: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Any:
     """With states alone, as it was tried out; what is called with more computes as it does by itself."""
     return forward(args[0]) if len(args) == 1 and not kwargs else type(module).forward(module, *args, **kwargs)
@@ -73,10 +88,15 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or names != ["weight"] or not isinstance(epsilon, float):
         return None
+    return partial(_normed, module, epsilon)
+
+
+def _norms_alike(module: nn.Module) -> bool:
     twin: Any = copy.deepcopy(module)
     some = _random(twin.weight, _TOKENS + 1, *twin.weight.shape)
     twin.weight.data = some[0]  # weights of 1 would hide what is done with them
-    return partial(_normed, module, epsilon) if _alike(twin, partial(_normed, twin, epsilon), some[1:]) else None
+    fused = _norm(twin)
+    return fused is not None and _alike(twin, fused, some[1:])
 
 
 def _normed(module: Any, epsilon: float, states: Tensor) -> Tensor:
@@ -93,11 +113,14 @@ def _mlp(module: Any) -> Callable[[Tensor], Tensor] | None:
     linear = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if not all(isinstance(each, nn.Linear) for each in linear) or not hasattr(module, "act_fn"):
         return None
+    return partial(_gated, module)
+
+
+def _mlps_alike(module: Any) -> bool:
     weight: Tensor = module.gate_proj.weight
     if not _alike(module.act_fn, functional.silu, _random(weight, 100)):
-        return None
-    forward = partial(_gated, module)
-    return forward if _alike(module, forward, _random(weight, 1, _TOKENS, weight.shape[1])) else None
+        return False
+    return _alike(module, partial(_gated, module), _random(weight, 1, _TOKENS, weight.shape[1]))
 
 
 def _gated(module: Any, states: Tensor) -> Tensor:
