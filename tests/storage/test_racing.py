@@ -15,9 +15,10 @@ import pytest
 from penstock.errors import AccessDenied, ConfigError, ObjectNotFound, PreconditionFailed, TransientStoreError
 from penstock.storage import hedging
 from penstock.storage.base import ObjectInfo
-from penstock.storage.client import ChangedWhileRead, ObjectClient, PartialRead
+from penstock.storage.client import ObjectClient
 from penstock.storage.hedging import HedgeAllowance, Pace
 from penstock.storage.lanes import Lanes
+from penstock.storage.partial import ChangedWhileRead, PartialRead
 from penstock.storage.racing import Race
 from penstock.storage.retry import RetryBudget
 from penstock.storage.rotation import Rotation

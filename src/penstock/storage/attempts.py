@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from penstock.errors import StorageError
-from penstock.storage.client import ObjectClient, PartialRead
+from penstock.storage.client import ObjectClient
 from penstock.storage.hedging import LEAST_BYTES, HedgeAllowance, Pace
+from penstock.storage.partial import PartialRead
 from penstock.storage.rotation import Endpoint
 
 T = TypeVar("T")

@@ -17,12 +17,13 @@ from typing import Any, BinaryIO, TypeVar
 from penstock.errors import ConfigError, PreconditionFailed, StorageError
 from penstock.storage.attempts import Ask
 from penstock.storage.base import ObjectInfo
-from penstock.storage.client import ObjectClient, PartialRead
+from penstock.storage.client import ObjectClient
 from penstock.storage.hedging import HedgeAllowance
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
 from penstock.storage.lanes import Lanes
 from penstock.storage.object_reads import ReadsObjects
 from penstock.storage.objects import ObjectStorage
+from penstock.storage.partial import PartialRead
 from penstock.storage.racing import Race
 from penstock.storage.ranged import open_ranged
 from penstock.storage.retry import Budgets, RetryBudget

@@ -22,8 +22,9 @@ from typing import Any
 
 from penstock.errors import ObjectNotFound, PreconditionFailed, StorageBusy, StorageError, TransientStoreError
 from penstock.storage.base import StillHeld
-from penstock.storage.client import ObjectClient, PartialRead
+from penstock.storage.client import ObjectClient
 from penstock.storage.keys import LOCK_SUFFIX, check_key
+from penstock.storage.partial import PartialRead
 from penstock.storage.retry import RetryBudget, with_retries
 
 _log = logging.getLogger(__name__)

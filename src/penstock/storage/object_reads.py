@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 
 from penstock.errors import ObjectNotFound
 from penstock.storage.base import ObjectInfo
-from penstock.storage.client import PartialRead
 from penstock.storage.keys import check_key, check_range
+from penstock.storage.partial import PartialRead
 
 _FURTHEST = 1 << 62
 """Behind the end of any object: a range from there on is not asked for, since servers take it for a negative one."""

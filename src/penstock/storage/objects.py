@@ -11,11 +11,12 @@ from penstock.errors import ObjectNotFound, PreconditionFailed, TransientStoreEr
 from penstock.faults import reach
 from penstock.storage.address import Options, StoreAddress, parse_address
 from penstock.storage.base import ObjectInfo, StillHeld
-from penstock.storage.client import AllowedRead, ObjectClient, PartialRead
+from penstock.storage.client import ObjectClient
 from penstock.storage.connection import Timeouts
 from penstock.storage.keys import RESERVED, check_key, check_offset, check_prefix, check_range
 from penstock.storage.lease import leased
 from penstock.storage.object_reads import ReadsObjects
+from penstock.storage.partial import AllowedRead, PartialRead
 from penstock.storage.ranged import open_ranged
 from penstock.storage.retry import Budgets, Patience, with_retries
 from penstock.storage.upload import PART_BYTES, ObjectWriterInParts, part_bytes

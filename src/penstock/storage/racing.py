@@ -19,10 +19,10 @@ from typing import Generic, TypeVar
 
 from penstock.errors import AccessDenied, ObjectNotFound, PreconditionFailed, StorageError, TransientStoreError
 from penstock.storage.attempts import Ask, Attempt
-from penstock.storage.client import ChangedWhileRead, PartialRead
 from penstock.storage.connection import refuse_after_fork
 from penstock.storage.hedging import HedgeAllowance
 from penstock.storage.lanes import Lanes
+from penstock.storage.partial import ChangedWhileRead, PartialRead
 from penstock.storage.retry import Patience, RetryBudget
 from penstock.storage.rotation import Endpoint, Rotation
 
