@@ -16,6 +16,14 @@ from penstock.storage.retry import Budgets
 MakeStore = Callable[..., ObjectStorage]
 
 
+@pytest.fixture(params=["from the socket", "through obstore"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How objects of plain HTTP are read in this process: both ways keep the same contract."""
+    if request.param == "through obstore":
+        monkeypatch.setattr("penstock.storage.client.speaks_plainly", lambda _address: False)
+    return request.param
+
+
 @pytest.fixture
 def make_store(s3: S3Server, place: str) -> MakeStore:
     """A store on the server at a place of this test's own, with another bucket, key, secret or endpoint as told."""

@@ -30,7 +30,7 @@ class TestObjectStorage(StorageSuite):
     unusable = ("back\\slash",)
 
     @pytest.fixture
-    def storage(self, s3: S3Server, place: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    def storage(self, s3: S3Server, place: str, way: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
@@ -40,7 +40,7 @@ class TestObjectStorage(StorageSuite):
 # Large objects
 
 
-def test_a_large_object_goes_up_in_parts_and_comes_back_the_same(make_store: MakeStore) -> None:
+def test_a_large_object_goes_up_in_parts_and_comes_back_the_same(make_store: MakeStore, way: str) -> None:
     store = make_store()
     data = random.Random(1).randbytes(3 * PART_BYTES + 17)
     store.put("put", data)

@@ -198,7 +198,7 @@ def test_an_answer_nobody_waits_for_is_not_read() -> None:
         def _store(self, use: Any = None) -> Any:
             return SimpleNamespace(get=get)
 
-    address = SimpleNamespace(url="s3://b", path=lambda key: key, scheme="s3")
+    address = SimpleNamespace(url="s3://b", path=lambda key: key, scheme="s3", endpoint=None)
     Client(cast(Any, address), cast(Any, None)).read_on("thing", partial)
     assert partial.arrived == 0
     assert partial.answered_at is not None, "how long it took is known all the same"

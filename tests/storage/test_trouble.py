@@ -61,7 +61,7 @@ def filled(make_store: MakeStore) -> ObjectStorage:
 
 
 def test_everything_arrives_whole_in_threads_and_processes(
-    filled: ObjectStorage, make_store: MakeStore, proxy: Proxy, tmp_path: Path
+    filled: ObjectStorage, make_store: MakeStore, proxy: Proxy, way: str, tmp_path: Path
 ) -> None:
     store = make_store(url=proxy.url)
     context = multiprocessing.get_context("spawn")
@@ -85,10 +85,8 @@ def test_a_long_list_is_whole_and_without_duplicates(make_store: MakeStore, prox
         assert keys(make_store(url=proxy.url)) == sorted(names)
 
 
-@pytest.mark.parametrize(("size_bytes", "asked_whole"), [(20 << 20, 1), (6 << 20, 2)])
-def test_what_broke_off_goes_on_where_it_broke(
-    make_store: MakeStore, s3: S3Server, size_bytes: int, asked_whole: int
-) -> None:
+@pytest.mark.parametrize("size_bytes", [20 << 20, 6 << 20])
+def test_what_broke_off_goes_on_where_it_broke(make_store: MakeStore, s3: S3Server, size_bytes: int, way: str) -> None:
     large = random.Random(3).randbytes(size_bytes)
     make_store().put("large", large)
     with faulty_proxy(s3.url, cut=1.0) as proxy:
@@ -102,13 +100,17 @@ def test_what_broke_off_goes_on_where_it_broke(
             proxy.trouble.cut = 0.0
             assert read.result() == large
         ranges = [headers.get("range", "") for _, _, headers in proxy.requests]
-    assert set(ranges[:asked_whole]) == {""}, "of what is not large, nothing is kept of the first answer"
+    # Of what is not large obstore keeps nothing of the first answer.
+    asked_whole = 2 if way == "through obstore" and size_bytes < 16 << 20 else 1
+    assert set(ranges[:asked_whole]) == {""}
     began = [int(asked.removeprefix("bytes=").partition("-")[0]) for asked in ranges[asked_whole:]]
     assert began == sorted(set(began)), "each goes on further on"
     assert min(began) > 1 << 20
 
 
-def test_an_object_that_changes_while_it_is_read_is_read_again_or_refused(make_store: MakeStore, s3: S3Server) -> None:
+def test_an_object_that_changes_while_it_is_read_is_read_again_or_refused(
+    make_store: MakeStore, s3: S3Server, way: str
+) -> None:
     store = make_store()
     store.put("object", b"a" * (6 << 20))
     with faulty_proxy(s3.url, cut=1.0) as proxy:
@@ -241,7 +243,7 @@ def test_each_kind_of_request_has_a_budget_of_its_own(make_store: MakeStore, s3:
 
 
 @pytest.mark.parametrize("status_code", [408, 429, 500, 502, 503, 504])
-def test_a_server_in_trouble_is_asked_again(make_store: MakeStore, s3: S3Server, status_code: int) -> None:
+def test_a_server_in_trouble_is_asked_again(make_store: MakeStore, s3: S3Server, way: str, status_code: int) -> None:
     make_store().put("object", b"x")
     with faulty_proxy(s3.url, status=0.5, status_code=status_code) as proxy:
         assert [make_store(url=proxy.url).get("object") for _ in range(10)] == [b"x"] * 10
@@ -251,7 +253,7 @@ def test_a_server_in_trouble_is_asked_again(make_store: MakeStore, s3: S3Server,
 # Killed servers
 
 
-def test_reading_and_writing_go_on_after_the_server_was_killed(make_store: MakeStore, s3: S3Server) -> None:
+def test_reading_and_writing_go_on_after_the_server_was_killed(make_store: MakeStore, s3: S3Server, way: str) -> None:
     budget = RetryBudget(attempts=1000, deadline_s=60.0, first_wait_s=0.02, longest_wait_s=0.2)
     store = make_store(budgets=Budgets(metadata=budget, data=budget, writes=budget))
     for number in range(10):

@@ -23,7 +23,7 @@ from penstock.storage.web import redacted
 _STATUS = re.compile(r"status code: (\d{3})|\bstatus: (\d{3}),")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
-_REFUSED_CODES = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
+REFUSED_CODES = {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "RequestTimeTooSkewed", "SignatureDoesNotMatch"}
 _TRANSIENT_CODES = {"ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "SlowDown"}
 _METADATA_SERVICE = "http://169.254.169.254/"
 """Where a cloud's machine finds credentials of its own, asked when none were given."""
@@ -60,9 +60,25 @@ def translate(error: Exception, what: str) -> PenstockError:
     if isinstance(error, ValueError):
         return ConfigError(f"{what}: this cannot be a key of an object store: expected no control characters")
     text = str(error)
-    code = found[1] if (found := _CODE.search(text)) else ""
     name = "FileNotFoundError" if isinstance(error, FileNotFoundError) else type(error).__name__
-    answer = _Answer(name, _status(text), code, text)
+    return _meant(_Answer(name, _status(text), code_in(text), text), what)
+
+
+def answered(status: int, code: str, what: str, retry_after_s: float | None = None) -> PenstockError:
+    """The error of the contract for a status and the store's own code."""
+    failure = _meant(_Answer("", status, code, ""), what)
+    if isinstance(failure, TransientStoreError):
+        failure.retry_after_s = retry_after_s
+    return failure
+
+
+def code_in(text: str) -> str:
+    """The store's own code in what it answered; empty where there is none."""
+    found = _CODE.search(text)
+    return found[1] if found else ""
+
+
+def _meant(answer: _Answer, what: str) -> PenstockError:
     for meaning in (_refused, _absent, _passing, _unmet):
         failure = meaning(answer, what)
         if failure is not None:
@@ -79,7 +95,7 @@ def _refused(answer: _Answer, what: str) -> PenstockError | None:
             "own), or the option skip_signature for a public bucket"
         )
     is_refused = answer.name in ("PermissionDeniedError", "UnauthenticatedError") or answer.status in (401, 403)
-    if is_refused or answer.code in _REFUSED_CODES:
+    if is_refused or answer.code in REFUSED_CODES:
         return AccessDenied(f"{what}: the store refused ({answer.told}): {_advice(answer.code)}")
     return None
 

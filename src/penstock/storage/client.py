@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PreconditionFailed, StorageError, TransientStoreError
@@ -13,9 +15,11 @@ from penstock.storage.base import ObjectInfo
 from penstock.storage.connection import READING, WRITING, Timeouts, call, connect, refuse_after_fork
 from penstock.storage.keys import check_prefix
 from penstock.storage.partial import ChangedWhileRead, PartialRead
+from penstock.storage.plain_http import PlainAnswer, PlainReads, speaks_plainly
 from penstock.storage.retry import RetryBudget
 
 if TYPE_CHECKING:
+    from obstore import GetResult
     from obstore.store import ObjectStore
 
 _PAGE = 1000
@@ -27,8 +31,46 @@ _PIECE_BYTES = 128 << 10
 _LAST_BYTE = (1 << 63) - 1
 _WEAK = "W/"
 """How an ETag begins that tells content, not bytes: no condition may be put on it, so it is compared."""
+_SIGNED_FOR = timedelta(hours=1)
+"""A signed address is used at once; clocks that differ are why this is not shorter."""
 PUT_MARK = "penstockput"
 """The attribute by which a conditional put whose answer was lost recognises itself."""
+
+
+class StoreAnswer:
+    """An answer that obstore has, up to where its body begins."""
+
+    def __init__(self, result: GetResult, what: str) -> None:
+        self._result = result
+        self._what = what
+
+    @property
+    def meta(self) -> Any:
+        return self._result.meta
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self._result.range
+
+    def take(self, partial: PartialRead) -> None:
+        """Take the body; what arrives before a failure stays."""
+        begins, ends = self.range
+        before = partial.arrived
+        as_a_whole = ends - begins <= _WHOLE_BYTES and not partial.was_begun
+        partial.was_begun = True
+        if as_a_whole:
+            partial.add(call(self._result.bytes, self._what))
+        else:
+            pieces = iter(self._result.stream(min_chunk_size=_PIECE_BYTES))
+            while (piece := call(lambda: next(pieces, None), self._what)) is not None:
+                partial.add(piece)
+                if partial.is_abandoned:
+                    return
+        if partial.arrived - before != ends - begins:
+            raise TransientStoreError(f"{self._what}: the answer broke off at byte {partial.start + partial.arrived}")
+
+    def close(self) -> None:
+        """Nothing here: the connection is closed with what it would bring."""
 
 
 class ObjectClient:
@@ -39,6 +81,8 @@ class ObjectClient:
         self.timeouts = timeouts
         self._lock = threading.Lock()
         self._stores: dict[RetryBudget | str, ObjectStore] = {}
+        self._is_plain: bool | None = None
+        self._plain: PlainReads | None = None
 
     def __getstate__(self) -> tuple[StoreAddress, Timeouts]:
         return self.address, self.timeouts
@@ -69,24 +113,33 @@ class ObjectClient:
             options["range"] = {"offset": first}
         if partial.version is not None and not partial.version.startswith(_WEAK):
             options["if_match"] = self._split(partial.version)[0]
-        path = self.address.path(key)
-        store = self._store()
         try:
-            result = call(lambda: store.get(path, options=options or None), what)
+            answer = self._ask(self.address.path(key), what, options)
         except PreconditionFailed:
             if partial.pinned is not None:
                 raise
             partial.begin_again()
             raise ChangedWhileRead(f"{what} changed while it was read") from None
         partial.answered_at = time.monotonic()
-        if partial.is_abandoned:
-            return  # the connection is closed with what it would bring
-        meta, (begins, ends) = result.meta, result.range
+        with closing(answer):
+            if not partial.is_abandoned:
+                self._take(key, answer, partial, first)
+
+    def _ask(self, path: str, what: str, options: dict[str, Any]) -> StoreAnswer | PlainAnswer:
+        store = self._store()
+        plain = self._plain_reads(store)
+        answer = plain.get(path, what, options) if plain is not None else None
+        return answer or StoreAnswer(call(lambda: store.get(path, options=options or None), what), what)
+
+    def _take(self, key: str, answer: StoreAnswer | PlainAnswer, partial: PartialRead, first: int) -> None:
+        """Take the body of an answer, if it is what was asked for."""
+        what = self.what(key)
+        begins, ends = answer.range
         if begins != first:
             raise StorageError(
                 f"{what}: asked for bytes from {first}, got them from {begins}: ranges are not kept here"
             )
-        info = self._info(key, meta)
+        info = self._info(key, answer.meta)
         if partial.pinned is not None and info.version != partial.pinned:  # a server that knows no conditions
             raise PreconditionFailed(f"{what}: asked for version {partial.pinned}, got {info.version}")
         if partial.info is not None and (partial.info.size_bytes, partial.version) != (info.size_bytes, info.version):
@@ -94,24 +147,7 @@ class ObjectClient:
             raise ChangedWhileRead(f"{what} changed while it was read")
         partial.begin(info)
         partial.awaited_bytes = ends - begins
-        self._take(result, partial, what)
-
-    def _take(self, result: Any, partial: PartialRead, what: str) -> None:
-        """Take the body of an answer."""
-        begins, ends = result.range
-        before = partial.arrived
-        as_a_whole = ends - begins <= _WHOLE_BYTES and not partial.was_begun
-        partial.was_begun = True
-        if as_a_whole:
-            partial.add(call(result.bytes, what))
-        else:
-            pieces = iter(result.stream(min_chunk_size=_PIECE_BYTES))
-            while (piece := call(lambda: next(pieces, None), what)) is not None:
-                partial.add(piece)
-                if partial.is_abandoned:
-                    return
-        if partial.arrived - before != ends - begins:
-            raise TransientStoreError(f"{what}: the answer broke off at byte {partial.start + partial.arrived}")
+        answer.take(partial)
 
     def head(self, key: str) -> ObjectInfo:
         store, path = self._store(), self.address.path(key)
@@ -191,3 +227,16 @@ class ObjectClient:
             if found is None:
                 found = self._stores[use] = connect(self.address, self.timeouts, use)
             return found
+
+    def _plain_reads(self, store: Any) -> PlainReads | None:
+        """What reads without obstore, which signs for it; None where that cannot be."""
+        with self._lock:
+            if self._is_plain is None:
+                self._is_plain = speaks_plainly(self.address)
+                if self._is_plain:
+                    from obstore import sign
+
+                    self._plain = PlainReads(
+                        lambda path, what: call(lambda: sign(store, "GET", path, _SIGNED_FOR), what), self.timeouts
+                    )
+            return self._plain

@@ -28,7 +28,7 @@ class PartialRead:
         self.pinned = version
         """The only version that will do."""
         self.info: ObjectInfo | None = None
-        self.pieces: list[Bytes] = []
+        self.pieces: list[Bytes | bytes] = []
         """As they came: nothing is copied before all is there."""
         self.arrived = 0
         self.was_begun = False
@@ -49,7 +49,7 @@ class PartialRead:
         """An answer tells what the object is; its body is not taken yet, and never where this raises."""
         self.info = info
 
-    def add(self, piece: Bytes) -> None:
+    def add(self, piece: Bytes | bytes) -> None:
         self.pieces.append(piece)
         self.arrived += len(piece)
 
@@ -100,7 +100,7 @@ class AllowedRead(PartialRead):
             self._allow(info)
         super().begin(info)
 
-    def add(self, piece: Bytes) -> None:
+    def add(self, piece: Bytes | bytes) -> None:
         assert self.info is not None
         stop = self.arrived + len(piece)
         if stop > self.info.size_bytes:

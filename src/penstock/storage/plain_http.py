@@ -1,0 +1,283 @@
+"""Objects over plain HTTP: from the socket straight into the bytes that are handed out.
+
+Inside a cluster, where stores speak HTTP without TLS, a link can be faster than the copies that a client library makes
+of a body. obstore signs the address, a socket does the rest; an answer that is out of the ordinary is left to obstore.
+With TLS obstore reads, whose threads decrypt without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from penstock.errors import StorageError, TransientStoreError
+from penstock.storage.address import StoreAddress
+from penstock.storage.answers import REFUSED_CODES, answered, code_in
+from penstock.storage.connection import Timeouts
+from penstock.storage.partial import PartialRead
+from penstock.storage.retry import parse_retry_after
+from penstock.storage.secret import Secret
+
+_SIGNED_WITH = {
+    "access_key_id",
+    "aws_endpoint_url_s3",
+    "checksum_algorithm",
+    "default_region",
+    "endpoint",
+    "region",
+    "secret_access_key",
+    "session_token",
+    "unsigned_payload",
+    "virtual_hosted_style_request",
+}
+"""Options that an address holds once it is signed; others may want headers of their own."""
+_PIECE_BYTES = 16 << 20
+"""At most so much is received at once."""
+_HEAD_BYTES, _MOST_HEAD_BYTES = 8 << 10, 64 << 10
+_MOST_ERROR_BYTES = 64 << 10
+_IDLE_S = 30.0
+"""A connection that was idle for longer is not trusted."""
+_MOST_IDLE = 64
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+Connection = tuple[socket.socket, float]
+"""A socket, and when it was last used."""
+
+
+def speaks_plainly(address: StoreAddress) -> bool:
+    """Whether objects there can be read so."""
+    endpoint = address.endpoint or ""
+    if address.scheme != "s3" or not endpoint.startswith("http://") or not set(address.options) <= _SIGNED_WITH:
+        return False
+    if os.environ.get("AWS_SKIP_SIGNATURE"):
+        return False
+    proxies = getproxies()
+    if not ("http" in proxies or "all" in proxies):
+        return True
+    return bool(proxy_bypass(urlsplit(endpoint).hostname or ""))
+
+
+class PlainReads:
+    """Reads from one store. Shared by threads, each of which has a connection while it reads; not for forks."""
+
+    def __init__(self, sign: Callable[[str, str], str], timeouts: Timeouts) -> None:
+        self._sign = sign
+        """The signed address of an object, by its path and its name for messages."""
+        self._timeouts = timeouts
+        self._idle: deque[Connection] = deque()
+        weakref.finalize(self, _close_all, self._idle)
+
+    def get(self, path: str, what: str, options: Mapping[str, Any]) -> PlainAnswer | None:
+        """The answer to a request with the options of obstore's `get`, up to where its body begins; None for one that
+        is not for us to understand."""
+        host, port, request = self._request(path, what, options)
+        answer = PlainAnswer(self._connection(host, port, what), what, self._timeouts, self._idle)
+        try:
+            if answer.begin(request, options):
+                return answer
+        except BaseException:
+            answer.close()
+            raise
+        answer.close()
+        return None
+
+    def _request(self, path: str, what: str, options: Mapping[str, Any]) -> tuple[str, int, Secret]:
+        """Whom to ask, and what to say: it is signed, so it is kept out of sight."""
+        fields = ["Accept-Encoding: identity"]
+        wanted = options.get("range")
+        if isinstance(wanted, tuple):
+            fields.append(f"Range: bytes={wanted[0]}-{wanted[1] - 1}")
+        elif wanted is not None:
+            fields.append(f"Range: bytes={wanted['offset']}-")
+        if "if_match" in options:
+            fields.append(f"If-Match: {options['if_match']}")
+        parts = urlsplit(self._sign(path, what))
+        lines = [f"GET {parts.path}?{parts.query} HTTP/1.1", f"Host: {parts.netloc}", *fields, "", ""]
+        return parts.hostname or "", parts.port or 80, Secret("\r\n".join(lines))
+
+    def _connection(self, host: str, port: int, what: str) -> socket.socket:
+        while self._idle:
+            with suppress(IndexError):  # another thread was faster
+                found, used_at = self._idle.pop()
+                if time.monotonic() - used_at < _IDLE_S and _is_open(found):
+                    return found
+                found.close()
+        try:
+            made = socket.create_connection((host, port), self._timeouts.connect_s)
+        except TimeoutError:
+            raise TransientStoreError(f"{what}: no answer in time") from None
+        except OSError as error:
+            told = " (connection refused)" if isinstance(error, ConnectionRefusedError) else ""
+            raise TransientStoreError(f"{what}: cannot be reached{told}") from None
+        made.settimeout(None)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The system's own time-out: one of Python's would look before every read. Half of it, since a read that waits
+        # for all it was asked for may wait once more after the last byte.
+        half = self._timeouts.read_s / 2
+        within = struct.pack("ll", int(half), int(half % 1 * 1e6))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, within)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, within)
+        return made
+
+
+class PlainAnswer:
+    """One answer. Its connection serves again only once its body was read to the end."""
+
+    def __init__(self, connection: socket.socket, what: str, timeouts: Timeouts, idle: deque[Connection]) -> None:
+        self._connection = connection
+        self._what = what
+        self._idle = idle
+        self._read_s = timeouts.read_s
+        self._heard_at = time.monotonic()
+        self._ends_at = self._heard_at + timeouts.whole_s
+        self._may_stay_open = False
+        self._is_left_open = False
+        self.range = (0, 0)
+        self.meta: dict[str, Any] = {}
+
+    def begin(self, request: Secret, options: Mapping[str, Any]) -> bool:
+        """Ask, and read until the body begins; False for an answer that is not understood."""
+        try:
+            self._connection.sendall(request.reveal().encode("latin-1", "replace"))
+        except OSError:
+            raise TransientStoreError(f"{self._what}: the connection broke off") from None
+        status, fields = self._head()
+        while 100 <= status < 200:
+            status, fields = self._head()
+        self._may_stay_open = fields.get("connection", "").lower() != "close"
+        if status not in (200, 206):
+            return self._refuse(status, fields)
+        if "transfer-encoding" in fields or not fields.get("content-length", "").isdecimal():
+            return False
+        length = int(fields["content-length"])
+        first, total = 0, length
+        if status == 206:
+            found = _CONTENT_RANGE.fullmatch(fields.get("content-range", ""))
+            if found is None:
+                return False
+            first, last, total = map(int, found.groups())
+            if last + 1 - first != length:
+                raise TransientStoreError(f"{self._what}: the answer is broken")
+        elif "range" in options:
+            raise StorageError(f"{self._what}: asked for a range, got the whole object: ranges are not kept here")
+        self.range = (first, first + length)
+        self.meta = {"size": total, "e_tag": fields.get("etag"), "version": None, "last_modified": _moment(fields)}
+        return True
+
+    def take(self, partial: PartialRead) -> None:
+        """Take the body; what arrives before a failure stays."""
+        partial.was_begun = True
+        left = self.range[1] - self.range[0]
+        while left:
+            piece = self._receive(min(left, _PIECE_BYTES), socket.MSG_WAITALL)
+            if not piece:
+                told = f"the answer broke off at byte {partial.start + partial.arrived}"
+                raise TransientStoreError(f"{self._what}: {told}")
+            partial.add(piece)
+            left -= len(piece)
+            if partial.is_abandoned:
+                return
+        self._leave_open()
+
+    def close(self) -> None:
+        """Hang up, unless all was read and the connection waits for the next."""
+        if not self._is_left_open:
+            self._connection.close()
+
+    def _leave_open(self) -> None:
+        if self._may_stay_open and len(self._idle) < _MOST_IDLE:
+            self._is_left_open = True
+            self._idle.append((self._connection, time.monotonic()))
+
+    def _head(self) -> tuple[int, dict[str, str]]:
+        """Status and fields. What follows them stays in the socket, for whoever has a place for it."""
+        head = b""
+        while True:
+            seen = self._receive(_HEAD_BYTES, socket.MSG_PEEK)
+            if not seen:
+                raise TransientStoreError(f"{self._what}: the connection broke off")
+            had = len(head)
+            head += seen
+            end = head.find(b"\r\n\r\n", max(0, had - 3))
+            self._receive(len(seen) if end < 0 else end + 4 - had)
+            if end >= 0:
+                break
+            if len(head) > _MOST_HEAD_BYTES:
+                raise TransientStoreError(f"{self._what}: the answer is broken")
+        first, *lines = head[:end].decode("latin-1").split("\r\n")
+        if not (first.startswith("HTTP/1.") and first[9:12].isdecimal()):
+            raise TransientStoreError(f"{self._what}: the answer is broken")
+        fields = (line.partition(":") for line in lines)
+        return int(first[9:12]), {name.lower(): value.strip() for name, _, value in fields}
+
+    def _refuse(self, status: int, fields: dict[str, str]) -> bool:
+        """Raise what a status means, where that is certain."""
+        told = fields.get("content-length", "")
+        left = min(int(told), _MOST_ERROR_BYTES) if told.isdecimal() else 0
+        text = b""
+        while left and (piece := self._receive(left)):
+            text += piece
+            left -= len(piece)
+        code = code_in(text.decode("utf-8", "replace"))
+        if told and int(told) == len(text):
+            self._leave_open()
+        is_certain = status in (404, 408, 412, 416, 425, 429) or status >= 500
+        if is_certain or (status == 403 and code in REFUSED_CODES):
+            raise answered(status, code, self._what, parse_retry_after(fields.get("retry-after")))
+        return False
+
+    def _receive(self, size: int, how: int = 0) -> bytes:
+        """Some bytes, at least one unless that was the end."""
+        while True:
+            try:
+                got = self._connection.recv(size, how)
+            except BlockingIOError:
+                got = None
+            except OSError:
+                raise TransientStoreError(f"{self._what}: the connection broke off") from None
+            now = time.monotonic()
+            if got:
+                self._heard_at = now
+            if now >= self._ends_at or (got is None and now - self._heard_at >= self._read_s):
+                raise TransientStoreError(f"{self._what}: no answer in time")
+            if got is not None:
+                return got
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Whether an idle connection still serves: one that has something to say is about to be closed."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _moment(fields: dict[str, str]) -> Any:
+    told = fields.get("last-modified")
+    if not told:
+        return None
+    try:
+        moment = parsedate_to_datetime(told)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _close_all(idle: deque[Connection]) -> None:
+    while idle:
+        idle.pop()[0].close()
