@@ -11,6 +11,8 @@ from penstock.storage.base import ObjectInfo
 if TYPE_CHECKING:
     from obstore import Bytes
 
+    Piece = Bytes | bytes | memoryview
+
 
 class ChangedWhileRead(TransientStoreError):
     """What was read so far is of another object than what is there: reading begins again."""
@@ -28,7 +30,7 @@ class PartialRead:
         self.pinned = version
         """The only version that will do."""
         self.info: ObjectInfo | None = None
-        self.pieces: list[Bytes | bytes] = []
+        self.pieces: list[Piece] = []
         """As they came: nothing is copied before all is there."""
         self.arrived = 0
         self.was_begun = False
@@ -49,7 +51,7 @@ class PartialRead:
         """An answer tells what the object is; its body is not taken yet, and never where this raises."""
         self.info = info
 
-    def add(self, piece: Bytes | bytes) -> None:
+    def add(self, piece: Piece) -> None:
         self.pieces.append(piece)
         self.arrived += len(piece)
 
@@ -100,7 +102,7 @@ class AllowedRead(PartialRead):
             self._allow(info)
         super().begin(info)
 
-    def add(self, piece: Bytes | bytes) -> None:
+    def add(self, piece: Piece) -> None:
         assert self.info is not None
         stop = self.arrived + len(piece)
         if stop > self.info.size_bytes:

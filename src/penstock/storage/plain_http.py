@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -43,8 +43,8 @@ _SIGNED_WITH = {
     "virtual_hosted_style_request",
 }
 """Options that an address holds once it is signed; others may want headers of their own."""
-_PIECE_BYTES = 16 << 20
-"""At most so much is received at once."""
+_AT_ONCE_BYTES = 16 << 20
+"""Up to this a body is one `bytes`, received at once; a larger one gets a place, and is received so much at a time."""
 _HEAD_BYTES, _MOST_HEAD_BYTES = 8 << 10, 64 << 10
 _MOST_ERROR_BYTES = 64 << 10
 _IDLE_S = 30.0
@@ -52,6 +52,7 @@ _IDLE_S = 30.0
 _MOST_IDLE = 64
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
+T = TypeVar("T")
 Connection = tuple[socket.socket, float]
 """A socket, and when it was last used."""
 
@@ -180,16 +181,31 @@ class PlainAnswer:
         """Take the body; what arrives before a failure stays."""
         partial.was_begun = True
         left = self.range[1] - self.range[0]
-        while left:
-            piece = self._receive(min(left, _PIECE_BYTES), socket.MSG_WAITALL)
+        if left > _AT_ONCE_BYTES:
+            left -= self._take_into_place(partial, left)
+        while left and not partial.is_abandoned:
+            piece = self._receive(left, socket.MSG_WAITALL)
             if not piece:
-                told = f"the answer broke off at byte {partial.start + partial.arrived}"
-                raise TransientStoreError(f"{self._what}: {told}")
+                self._raise_broken(partial)
             partial.add(piece)
             left -= len(piece)
-            if partial.is_abandoned:
-                return
-        self._leave_open()
+        if not left:
+            self._leave_open()
+
+    def _take_into_place(self, partial: PartialRead, size: int) -> int:
+        """Take a large body into one place, some at a time, unless it is abandoned; tells how much came."""
+        place = memoryview(bytearray(size))
+        count = 0
+        try:
+            while count < size and not partial.is_abandoned:
+                rest = place[count : count + _AT_ONCE_BYTES]
+                came = self._waited_for(lambda rest=rest: self._connection.recv_into(rest, 0, socket.MSG_WAITALL))
+                if not came:
+                    self._raise_broken(partial, count)
+                count += came
+        finally:
+            partial.add(place[:count].toreadonly())
+        return count
 
     def close(self) -> None:
         """Hang up, unless all was read and the connection waits for the next."""
@@ -240,9 +256,13 @@ class PlainAnswer:
 
     def _receive(self, size: int, how: int = 0) -> bytes:
         """Some bytes, at least one unless that was the end."""
+        return self._waited_for(lambda: self._connection.recv(size, how))
+
+    def _waited_for(self, receive: Callable[[], T]) -> T:
+        """What is received, in time."""
         while True:
             try:
-                got = self._connection.recv(size, how)
+                got = receive()
             except BlockingIOError:
                 got = None
             except OSError:
@@ -254,6 +274,10 @@ class PlainAnswer:
                 raise TransientStoreError(f"{self._what}: no answer in time")
             if got is not None:
                 return got
+
+    def _raise_broken(self, partial: PartialRead, more: int = 0) -> NoReturn:
+        at = partial.start + partial.arrived + more
+        raise TransientStoreError(f"{self._what}: the answer broke off at byte {at}")
 
 
 def _is_open(connection: socket.socket) -> bool:
