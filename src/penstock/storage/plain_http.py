@@ -7,6 +7,7 @@ With TLS obstore reads, whose threads decrypt without the interpreter's lock.
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import socket
@@ -194,7 +195,7 @@ class PlainAnswer:
 
     def _take_into_place(self, partial: PartialRead, size: int) -> int:
         """Take a large body into one place, some at a time, unless it is abandoned; tells how much came."""
-        place = memoryview(bytearray(size))
+        place = _place_for(size)
         count = 0
         try:
             while count < size and not partial.is_abandoned:
@@ -278,6 +279,16 @@ class PlainAnswer:
     def _raise_broken(self, partial: PartialRead, more: int = 0) -> NoReturn:
         at = partial.start + partial.arrived + more
         raise TransientStoreError(f"{self._what}: the answer broke off at byte {at}")
+
+
+def _place_for(size: int) -> memoryview:
+    """Memory of its own, in large pages where the system has them: by small ones, threads that fill much at once wait
+    for each other."""
+    place = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without them
+            place.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(place)
 
 
 def _is_open(connection: socket.socket) -> bool:
