@@ -146,7 +146,7 @@ class GigatokenEngine:
         return _closed(np.asarray(layout.content.data), np.asarray(layout.offsets.data), end, dtype)
 
     def _encode_first(self, texts: Sequence[str], suffix: list[int], dtype: IdType) -> tuple[np.ndarray, np.ndarray]:
-        """A matrix has texts of about one length, so that little of it is padding, and is small enough to be reused."""
+        """A matrix is for texts of about one length, so that little of it is padding."""
         from gigatoken import BytesSource
 
         encoded = [text.encode() for text in texts]
@@ -171,9 +171,7 @@ class GigatokenEngine:
         return np.concatenate([_NO_IDS, *pieces], dtype=dtype), offsets
 
 
-def _closed(
-    ids: np.ndarray, offsets: np.ndarray, end: int | None, dtype: IdType
-) -> tuple[np.ndarray, np.ndarray]:
+def _closed(ids: np.ndarray, offsets: np.ndarray, end: int | None, dtype: IdType) -> tuple[np.ndarray, np.ndarray]:
     """Ids with `end` behind each text's."""
     if end is None:
         return ids.astype(dtype, copy=False), offsets
@@ -226,21 +224,31 @@ def fitting_engines(definition: str, samples: Sequence[str]) -> tuple[ReferenceE
     """The reference, and the fastest engine that gives its ids on hard texts and on some of the user's own."""
     reference = ReferenceEngine(definition)
     texts = [*_HARD_TEXTS, *samples]
-    expecting = Soon(lambda: reference.encode(texts))  # which leaves the interpreter to the loading of the other
+    expected = Soon(lambda: reference.encode(texts))  # which leaves the interpreter to the loading of the other
+    try:
+        return reference, _fast_engine(definition, texts, expected) or reference
+    finally:
+        expected.wait()
+
+
+def _fast_engine(
+    definition: str, texts: Sequence[str], expecting: Soon[tuple[np.ndarray, np.ndarray]]
+) -> GigatokenEngine | None:
+    """gigatoken, if it gives the ids that are expected; else says why not."""
     try:
         fast = GigatokenEngine(definition)
     except MissingExtraError:
-        return reference, reference
+        return None
     except Exception as error:  # noqa: BLE001 - whatever it raises: a tokenizer it does not know is for the reference
         _log.warning("gigatoken does not know this tokenizer (%s): tokenising with tokenizers, which is slower", error)
-        return reference, reference
+        return None
     try:
         got, expected = fast.encode(texts), expecting.result()
     except Exception as error:  # noqa: BLE001 - as above
         _log.warning("gigatoken failed (%s): tokenising with tokenizers, which is slower", error)
-        return reference, reference
+        return None
     if all(np.array_equal(one, other) for one, other in zip(got, expected, strict=True)):
-        return reference, fast
+        return fast
     differs = next(
         text
         for text, first, last, second, end in zip(
@@ -249,4 +257,4 @@ def fitting_engines(definition: str, samples: Sequence[str]) -> tuple[ReferenceE
         if not np.array_equal(got[0][first:last], expected[0][second:end])
     )
     _log.warning("gigatoken gives other ids than tokenizers for %r: using the latter, which is slower", differs[:80])
-    return reference, reference
+    return None

@@ -216,8 +216,8 @@ class TokenCache:
 
     def _make_all(self, numbers: list[int]) -> dict[int, TokenChunk]:
         """Tokenise chunks, but for those that another thread or process is at. Several at a time, since engines work on
-        all cores only where there is much to do; the rows of the next are read meanwhile. The first are fewer: nothing is
-        tokenised before they are read."""
+        all cores only where there is much to do; the rows of the next are read meanwhile. The first are fewer, since
+        nothing is tokenised before they are read."""
         made: dict[int, TokenChunk] = {}
         begun: deque[_Making] = deque()
         together = max(1, min(_CHUNKS_TOGETHER, _SAMPLES_TOGETHER // self.chunk_size))
