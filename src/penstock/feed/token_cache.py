@@ -216,15 +216,13 @@ class TokenCache:
 
     def _make_all(self, numbers: list[int]) -> dict[int, TokenChunk]:
         """Tokenise chunks, but for those that another thread or process is at. Several at a time, since engines work on
-        all cores only where there is much to do; the rows of the next are read meanwhile. The first are fewer, since
-        nothing is tokenised before they are read."""
+        all cores only where there is much to do; the rows of the next are read meanwhile."""
         made: dict[int, TokenChunk] = {}
         begun: deque[_Making] = deque()
         together = max(1, min(_CHUNKS_TOGETHER, _SAMPLES_TOGETHER // self.chunk_size))
-        stops = [*range(-(-together // 4), len(numbers), together), len(numbers)]
         try:
-            for first, stop in zip([0, *stops], stops, strict=False):
-                begun.append(self._begin(numbers[first:stop]))
+            for first in range(0, len(numbers), together):
+                begun.append(self._begin(numbers[first : first + together]))
                 if len(begun) > 1:
                     made |= self._finish(begun.popleft())
             while begun:
