@@ -70,12 +70,14 @@ def open_ids(task: dict[str, Any]) -> Ids:
 
 def open_texts(task: dict[str, Any]) -> Iterator[Any]:
     """Raw text to batches: a fresh token cache, and where the source is a file, a fresh block store too."""
-    from penstock.blocks import BlockManager, ingest
+    from penstock.blocks import BlockManager
     from penstock.feed import TokenCache
     from penstock.feed.loading import load_tokenizer
 
     store = task["store"]
     if task.get("ingest"):
+        from penstock.blocks import ingest
+
         store = task["fresh"] + "/store"
         ingest(task["texts"], store)
     blocks = BlockManager(store)

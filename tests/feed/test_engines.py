@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.feed import Tokenizer, choose_engine, train_tokenizer
-from penstock.feed.engines import GigatokenEngine, ReferenceEngine, make_engine
+from penstock.feed import Tokenizer, choose_engine, engines, train_tokenizer
+from penstock.feed.engines import _HARD_TEXTS, GigatokenEngine, ReferenceEngine, make_engine
 
 TEXTS = ["the quick brown fox jumps over the lazy dog\n" * 3, "naïve café — 東京", "def f(x):\n\treturn x + 1\n"]
 
@@ -22,6 +26,14 @@ TEXTS = ["the quick brown fox jumps over the lazy dog\n" * 3, "naïve café — 
 @pytest.fixture(scope="module")
 def definition() -> str:
     return train_tokenizer(TEXTS, vocab_size=320).definition
+
+
+@pytest.fixture(scope="module", params=[0, 1 << 40], ids=["in awkward arrays", "in rows"])
+def fast(definition: str, request: pytest.FixtureRequest) -> Iterator[GigatokenEngine]:
+    """The fast engine, by the way in which its ids come."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "_FIRST_BYTES", request.param)
+        yield GigatokenEngine(definition)
 
 
 def changed(definition: str, change: Callable[[dict[str, Any]], object]) -> str:
@@ -35,11 +47,66 @@ def test_the_fast_engine_is_chosen_where_it_gives_the_same_ids(definition: str) 
 
 
 @given(texts=st.lists(st.text(max_size=40), max_size=6))
-def test_both_engines_give_the_same_ids_for_any_text(definition: str, texts: list[str]) -> None:
-    reference = Tokenizer(definition).encode(texts)
-    fast = Tokenizer(definition, engine="gigatoken").encode(texts)
-    np.testing.assert_array_equal(fast.ids, reference.ids)
-    np.testing.assert_array_equal(fast.offsets, reference.offsets)
+def test_both_engines_give_the_same_ids_for_any_text(definition: str, fast: GigatokenEngine, texts: list[str]) -> None:
+    reference = Tokenizer(definition)
+    ids, offsets = fast.encode(texts, end=reference.end_of_text_id)
+    expected = reference.encode(texts)
+    np.testing.assert_array_equal(ids, expected.ids)
+    np.testing.assert_array_equal(offsets, expected.offsets)
+
+
+LOTS = {
+    "nothing": [],
+    "empty texts": ["", "", ""],
+    "hard texts": [*_HARD_TEXTS, *TEXTS],
+    "many tiny texts": [TEXTS[number % 3][: number % 50] for number in range(20_000)],
+    "a large text among small ones": ["", "a", "\u6771\u4eac " * 150_000, *TEXTS, "b" * 40_000, ""],
+}
+
+
+@pytest.mark.parametrize("lot", LOTS)
+def test_ids_are_the_references_however_they_come(definition: str, fast: GigatokenEngine, lot: str) -> None:
+    reference, texts = ReferenceEngine(definition), LOTS[lot]
+    for end, dtype in ((None, np.uint32), (0, np.uint16)):
+        got, expected = (engine.encode(texts, end=end, dtype=dtype) for engine in (fast, reference))
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+
+
+def test_what_comes_first_needs_no_awkward_and_what_comes_later_does(definition: str) -> None:
+    program = """
+import sys
+from penstock.feed import choose_engine, engines
+
+definition = sys.stdin.read()
+engines._FIRST_BYTES = 1_000
+assert choose_engine(definition, ["a text"]) == "gigatoken"
+engine = engines.GigatokenEngine(definition)
+for _ in range(2):
+    engine.encode(["a text"] * 10)
+    print("awkward" in sys.modules)
+"""
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, input=definition, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert told.split() == ["False", "True"]
+
+
+def test_threads_and_forked_children_share_the_fast_engine(fast: GigatokenEngine) -> None:
+    texts = TEXTS * 500
+    expected = fast.encode(texts)[0].tolist()
+    with ThreadPoolExecutor(4) as threads:
+        assert [ids.tolist() for ids, _ in threads.map(lambda _: fast.encode(texts), range(12))] == [expected] * 12
+    forking = multiprocessing.get_context("fork")
+    told, tell = forking.Pipe(duplex=False)
+    child = forking.Process(target=lambda: tell.send(fast.encode(texts)[0].tolist()), daemon=True)
+    child.start()
+    try:
+        assert told.poll(60), "the child hangs"
+        assert told.recv() == expected
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_special_tokens_in_a_text_are_letters_to_both(definition: str) -> None:

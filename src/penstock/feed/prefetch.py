@@ -27,9 +27,13 @@ class Soon(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="penstock ahead", daemon=True)
         self._thread.start()
 
+    def wait(self) -> None:
+        """Until it has ended, in whichever way."""
+        self._thread.join()
+
     def result(self) -> T:
         """What it returned, or raises what it raised; waits for it."""
-        self._thread.join()
+        self.wait()
         if self._error is not None:
             raise self._error
         return self._found[0]

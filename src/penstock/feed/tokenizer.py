@@ -12,11 +12,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from penstock.errors import ConfigError
-from penstock.feed.engines import Engine, EngineName, ReferenceEngine, make_engine
+from penstock.feed.engines import Engine, EngineName, IdType, ReferenceEngine, make_engine
 
 END_OF_TEXT = "<|endoftext|>"
-_LONG = 128
-"""Tokens a text, on average, from which on texts are copied one by one."""
 _KNOWN_ENDS = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 
 
@@ -93,22 +91,9 @@ class Tokenizer:
         """Ids of each text end to end, with nothing added, and where each text's begin."""
         return self._engine.encode(texts)
 
-    def encode(self, texts: Sequence[str], dtype: np.dtype | type[np.unsignedinteger] = np.uint32) -> Encoded:
+    def encode(self, texts: Sequence[str], dtype: IdType = np.uint32) -> Encoded:
         """Ids of each text, with the end-of-text id behind it."""
-        ids, offsets = self._engine.encode(texts)
-        ends = offsets[1:] + np.arange(len(texts))
-        closed = np.empty(len(ids) + len(texts), dtype=dtype)
-        if len(ids) >= _LONG * len(texts):
-            starts, last = 0, 0
-            for end, stop in zip(ends.tolist(), offsets[1:].tolist(), strict=True):
-                closed[starts:end] = ids[last:stop]
-                starts, last = end + 1, stop
-        else:
-            is_text = np.ones(len(closed), dtype=bool)
-            is_text[ends] = False
-            closed[is_text] = ids
-        closed[ends] = self.end_of_text_id
-        return Encoded(closed, np.concatenate([[0], ends + 1]))
+        return Encoded(*self._engine.encode(texts, end=self.end_of_text_id, dtype=dtype))
 
 
 def _rebuild(
