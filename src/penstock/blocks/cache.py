@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _GOODBYE_S = 5.0
+_backgrounds: WeakSet[_Background] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End before the interpreter does, which a thread that comes back from C++ would turn into an abort."""
+    ends_at = time.monotonic() + _GOODBYE_S
+    for background in list(_backgrounds):
+        background.end(max(0.0, ends_at - time.monotonic()))
 
 
 class ChunkCache:
@@ -92,10 +104,11 @@ class ChunkCache:
 
 
 class _Background:
-    """A thread that reads ahead, one thing after the other. It ends with the process, whatever it is waiting for: an
-    executor's thread would be waited for at exit, as long as a server that does not answer is waited for."""
+    """A thread that reads ahead, one thing after the other. A process that ends waits for what it is at, but not for
+    long: an executor's thread would be waited for as long as a server that does not answer is waited for."""
 
     def __init__(self) -> None:
+        _backgrounds.add(self)
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="penstock prefetch", daemon=True)
         self._thread.start()
@@ -103,9 +116,9 @@ class _Background:
     def submit(self, task: Callable[[], None]) -> None:
         self._tasks.put(task)
 
-    def end(self) -> None:
+    def end(self, timeout_s: float = _GOODBYE_S) -> None:
         self._tasks.put(None)
-        self._thread.join(_GOODBYE_S)
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:

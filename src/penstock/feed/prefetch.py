@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from penstock.errors import PenstockError
 
@@ -17,19 +19,38 @@ _LOOK_S = 5.0
 """How often whoever waits looks whether the other side is still there."""
 
 
+_GOODBYE_S = 5.0
+"""How long a process that ends waits for calls that are under way."""
+_under_way: WeakSet[Soon[Any] | Prefetch[Any]] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let threads end before the interpreter does: one that comes back from C++ or Rust when there is none any more
+    takes the process down with an abort. One that waits for a silent server is not waited for as long as that."""
+    ends_at = time.monotonic() + _GOODBYE_S
+    for each in list(_under_way):
+        each.close(max(0.0, ends_at - time.monotonic()))
+
+
 class Soon(Generic[T]):
-    """A call that is under way in a thread of its own. A process that ends does not wait for it."""
+    """A call that is under way in a thread of its own. A process that ends waits for it a little, not for long."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
         self._found: list[T] = []
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="penstock ahead", daemon=True)
+        _under_way.add(self)
         self._thread.start()
 
     def wait(self) -> None:
         """Until it has ended, in whichever way."""
         self._thread.join()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for its end, for so long at most."""
+        self._thread.join(timeout_s)
 
     def result(self) -> T:
         """What it returned, or raises what it raised; waits for it."""
@@ -71,6 +92,7 @@ class Prefetch(Generic[T]):
         self._changed = threading.Condition()
         self._on_wait = on_wait
         self._thread = threading.Thread(target=self._run, name="penstock feed", daemon=True)
+        _under_way.add(self)
         self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
