@@ -14,6 +14,7 @@ import orjson
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipment.prepared import prepare_workers
 from penstock import faults
 from penstock.blocks import ingest
 from penstock.observe.proof import prove
@@ -29,7 +30,9 @@ ask at a time one would be told 255."""
 
 # The server imports torch once and never uses it, so that every process forked from it is fresh and quick to start.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["penstock.train.run", "torch._dynamo"])  # the optimizer imports the second
+_context.set_forkserver_preload(
+    ["penstock.train.run", "penstock.train.replica", "torch._dynamo"]  # workers import the second, optimizers the third
+)
 
 
 def make_store(folder: Path, samples: int = SAMPLES, block_size: int = 25) -> Path:
@@ -63,10 +66,10 @@ def counting_config(store: Path, run_dir: Path, **changes: object) -> TrainingCo
 
 
 def start_training(
-    config: TrainingConfig, environment: dict[str, str] | None = None, *, group: bool = False
+    config: TrainingConfig, environment: dict[str, str] | None = None, *, group: bool = False, prepared: bool = True
 ) -> BaseProcess:
-    """Begin a training in a process of its own; by choice it leads a process group."""
-    return start_process(_train, config, environment or {}, group)
+    """Begin a training in a process of its own; by choice it leads a process group, or its workers are prepared."""
+    return start_process(_train, config, environment or {}, group, prepared)
 
 
 def start_process(target: Callable[..., None], *args: object) -> BaseProcess:
@@ -89,10 +92,12 @@ def train_in_process(config: TrainingConfig, environment: dict[str, str] | None 
         return process.exitcode
 
 
-def _train(config: TrainingConfig, environment: dict[str, str], group: bool) -> None:
+def _train(config: TrainingConfig, environment: dict[str, str], group: bool, prepared: bool) -> None:
     if group:
         os.setpgid(0, 0)
     os.environ.update(environment)
+    if prepared and (config.parallel_independent or (config.ddp and "RANK" not in environment)):
+        prepare_workers(config.workers)
     faults.arm()
     run_training(config)
 

@@ -104,7 +104,7 @@ def test_a_wish_to_stop_commits_what_all_workers_have_learned(store: Path, tmp_p
 
 
 def test_a_stop_of_the_whole_group_while_workers_start_is_a_clean_one(store: Path, tmp_path: Path) -> None:
-    process = start_training(config(store, tmp_path), group=True)
+    process = start_training(config(store, tmp_path), group=True, prepared=False)
     deadline = time.monotonic() + 60
     while not _children(process.pid) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -127,7 +127,7 @@ def _events(run_dir: Path) -> list[dict]:
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_end_with_their_supervisor(store: Path, tmp_path: Path, stopped: bool) -> None:
-    process = start_training(config(store, tmp_path, iterate=True))
+    process = start_training(config(store, tmp_path, iterate=True), prepared=False)
     pids: list[int] = []
     deadline = time.monotonic() + 60
     while len(pids) < 2 and time.monotonic() < deadline:
