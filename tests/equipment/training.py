@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,7 +17,7 @@ import orjson
 from safetensors.torch import load_file
 from torch import Tensor
 
-from equipment.prepared import prepare_workers
+from equipment.prepared import WaitingWorkers, become, workers_started_by
 from penstock import faults
 from penstock.blocks import ingest
 from penstock.observe.proof import prove
@@ -31,7 +34,7 @@ ask at a time one would be told 255."""
 # The server imports torch once and never uses it, so that every process forked from it is fresh and quick to start.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["penstock.train.run", "penstock.train.replica", "torch._dynamo"]  # workers import the second, optimizers the third
+    ["penstock.cli.main", "penstock.train.run", "penstock.train.replica", "torch._dynamo"]  # optimizers import the last
 )
 
 
@@ -96,10 +99,42 @@ def _train(config: TrainingConfig, environment: dict[str, str], group: bool, pre
     if group:
         os.setpgid(0, 0)
     os.environ.update(environment)
-    if prepared and (config.parallel_independent or (config.ddp and "RANK" not in environment)):
-        prepare_workers(config.workers)
+    starts_others = config.parallel_independent or (config.ddp and "RANK" not in environment)
+    workers = WaitingWorkers(config.workers if starts_others and prepared else 0)
     faults.arm()
-    run_training(config)
+    with workers_started_by(workers.start):
+        run_training(config)
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """While inside, trainings in this process have workers that are quick to start."""
+    with workers_started_by(_Forked):
+        yield
+
+
+class _Forked:
+    def __init__(self, module: str, environment: Mapping[str, str], number: int) -> None:
+        with socket.socket(fileno=os.dup(number)) as line:
+            self._process = start_process(_be_worker, module, dict(environment), line)
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _be_worker(module: str, environment: dict[str, str], line: socket.socket) -> None:
+    become(module, environment, line.detach())
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:
