@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import orjson
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipment.forks import ended, start_process
 from equipment.prepared import WaitingWorkers, become, workers_started_by
 from penstock import faults
 from penstock.blocks import ingest
@@ -26,16 +24,6 @@ from penstock.train.config import TrainingConfig
 from penstock.train.run import run_training
 
 SAMPLES = 60
-
-_asking = threading.Lock()
-"""Whoever starts a process asks all others whether they have ended, and an answer can be read once: of two threads that
-ask at a time one would be told 255."""
-
-# The server imports torch once and never uses it, so that every process forked from it is fresh and quick to start.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["penstock.cli.main", "penstock.train.run", "penstock.train.replica", "torch._dynamo"]  # optimizers import the last
-)
 
 
 def make_store(folder: Path, samples: int = SAMPLES, block_size: int = 25) -> Path:
@@ -75,24 +63,9 @@ def start_training(
     return start_process(_train, config, environment or {}, group, prepared)
 
 
-def start_process(target: Callable[..., None], *args: object) -> BaseProcess:
-    """Begin something in a fresh process that has torch imported."""
-    process = _context.Process(target=target, args=args)
-    with _asking:
-        process.start()
-    return process
-
-
 def train_in_process(config: TrainingConfig, environment: dict[str, str] | None = None, timeout_s: float = 120) -> int:
     """Run a training in a process of its own; returns its exit code, -9 for a killed one."""
-    process = start_training(config, environment)
-    wait([process.sentinel], timeout_s)
-    with _asking:
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise AssertionError(f"training did not end within {timeout_s} s")
-        return process.exitcode
+    return ended(start_training(config, environment), timeout_s)
 
 
 def _train(config: TrainingConfig, environment: dict[str, str], group: bool, prepared: bool) -> None:
