@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from equipment.forks import run_apart
+from equipment.forks import run
 from penstock.cli.main import main
 
 
@@ -27,7 +27,7 @@ class Told:
 
 def penstock(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> Told:
     """Run a command to its end; `env` is added to the environment."""
-    return Told(*run_apart(_main, *map(str, arguments), env=env or {}, timeout_s=timeout_s))
+    return Told(*run(_main, *map(str, arguments), env=env or {}, timeout_s=timeout_s))
 
 
 def _main(*arguments: str) -> None:

@@ -76,5 +76,6 @@ def _run(
 ) -> Finished:
     """Run a command; what `python` says is run by a fork, which takes a fraction of a fresh interpreter's time."""
     if list(command[:2]) == python("")[:2] and cwd is None:
-        return fork(run_code, *command[2:], env=env, timeout_s=timeout_s)
+        code, *said = fork(run_code, *command[2:], env=env, timeout_s=timeout_s)
+        return Finished(code, "".join(said))
     return run(command, env=env, cwd=cwd, timeout_s=timeout_s)

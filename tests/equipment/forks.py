@@ -15,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from equipment.processes import Finished
 from penstock import faults
 
 _context = multiprocessing.get_context("forkserver")
@@ -54,31 +53,22 @@ def ended(process: BaseProcess, timeout_s: float) -> int:
         return process.exitcode
 
 
-def run(target: Callable[..., None], *args: object, env: Mapping[str, str], timeout_s: float = 120) -> Finished:
-    """Run something to its end, with this process's environment and `env`."""
-    with TemporaryDirectory() as folder:
-        output = Path(folder, "output")
-        process = start_process(_redirected, str(output), str(output), {**os.environ, **env}, target, *args)
-        code = ended(process, timeout_s)
-        return Finished(code, output.read_text(errors="replace") if output.exists() else "")
-
-
-def run_apart(
-    target: Callable[..., None], *args: object, env: Mapping[str, str], timeout_s: float
+def run(
+    target: Callable[..., None], *args: object, env: Mapping[str, str], timeout_s: float = 120
 ) -> tuple[int, str, str]:
-    """The same, with what it says on standard output and on standard error apart."""
+    """Run something to its end, with this process's environment and `env`: its exit code, output and errors."""
     with TemporaryDirectory() as folder:
         paths = [Path(folder, name) for name in ("stdout", "stderr")]
         process = start_process(_redirected, *map(str, paths), {**os.environ, **env}, target, *args)
         code = ended(process, timeout_s)
-        stdout, stderr = (path.read_text(encoding="utf-8") if path.exists() else "" for path in paths)
+        stdout, stderr = (path.read_text(errors="replace") if path.exists() else "" for path in paths)
         return code, stdout, stderr
 
 
 def _redirected(stdout: str, stderr: str, env: dict[str, str], target: Callable[..., None], *args: object) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in ((1, stdout), (2, stderr)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     os.environ.clear()
     os.environ.update(env)
     faults.arm()
