@@ -28,7 +28,7 @@ from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 from penstock.train.streamed import planning
 
-pytestmark = pytest.mark.usefixtures("one_thread", "forked_workers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
