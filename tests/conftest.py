@@ -14,6 +14,10 @@ from equipment.buckets import KEYS, PATIENT, use_key
 from equipment.servers import S3Server, s3_server
 from penstock.storage import open_storage
 
+# Of torch's threads those that wait sleep: they would else spin for a while after every small operation, and on a busy
+# machine take the time that the others need. Read when torch is loaded, here and in every process that a test starts.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 _numbers = count()
 
 settings.register_profile("penstock", deadline=None)  # a machine with much else to do is slow, and nothing is wrong

@@ -15,6 +15,7 @@ from penstock.errors import ConfigError
 from penstock.train.comparing import Measured, largest_difference, sizes_up_to
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from equipment.commands import Told
+from equipment.commands import penstock as run
 from equipment.ranks import wait_for_steps
 from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store, start_training
 from penstock.cli.main import app
@@ -27,15 +29,9 @@ from penstock.train.run import run_training
 ROOT = Path(__file__).parents[2]
 
 
-def penstock(*arguments: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+def penstock(*arguments: str | Path, check: int = 0) -> Told:
     """Run a command in a process of its own, as a shell would."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(*arguments)
     assert done.returncode == check, done.stdout + done.stderr
     return done
 
@@ -59,7 +55,9 @@ def test_ingest_prints_the_manifest_and_a_second_time_says_it_is_complete(tmp_pa
 
 
 def test_an_error_is_one_sentence_and_exit_code_1(tmp_path: Path) -> None:
-    missing = penstock("ingest", tmp_path / "nothing.jsonl", tmp_path / "store", check=1)
+    command = [sys.executable, "-m", "penstock", "ingest", tmp_path / "nothing.jsonl", tmp_path / "store"]
+    missing = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert missing.returncode == 1
     assert missing.stdout == ""
     assert missing.stderr.splitlines() == [f"error: {tmp_path}/nothing.jsonl: no such file or folder"]
     assert not (tmp_path / "store").exists()

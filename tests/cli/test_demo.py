@@ -1,4 +1,4 @@
-"""The demo, as `make demo` runs it."""
+"""The demo as `make demo` runs it, with a part of its samples."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from penstock.observe.proof import prove
 from penstock.observe.run_folder import RunFolder
 
 
-def demo(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "demo", str(folder)]
+def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", "demo", str(folder), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
 @pytest.mark.timeout(420)
 def test_the_demo_kills_a_worker_and_proves_the_epoch(tmp_path: Path) -> None:
-    done = demo(tmp_path / "demo")
+    done = demo(tmp_path / "demo", "--samples", "128")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "128 samples in 1 block" in done.stdout
     assert "killed by signal 9" in done.stderr
     audits = prove(RunFolder(tmp_path / "demo" / "run"))
     assert [audit.holds for audit in audits] == [True]

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from equipment.processes import python, run
+from equipment.commands import penstock as run
 from equipment.servers import S3Server
 from pages.making import SIZES, choose, digest_of, fill, loader_of, make_dataset, shard_bytes, texts_of
 from penstock import R2DatasetLoader
@@ -19,8 +19,8 @@ from penstock.storage import open_storage
 
 
 def penstock(*args: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    done = run([*python("from penstock.cli.main import main; main()"), *args], env=env)
-    return done.returncode, done.output
+    done = run(*args, env=env)
+    return done.returncode, done.stdout + done.stderr
 
 
 def told(*args: str) -> Any:

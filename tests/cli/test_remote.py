@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from equipment.buckets import use_key
+from equipment.commands import Told
+from equipment.commands import penstock as run
 from equipment.servers import S3Server
 from equipment.training import SAMPLES, assert_learned_exactly, counting_config, make_store
 from penstock.blocks import ingest
 from penstock.cli.main import app
 from penstock.feed import train_tokenizer
 from penstock.storage import open_storage
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +28,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def penstock(*arguments: str | Path, check: int = 0) -> subprocess.CompletedProcess[str]:
+def penstock(*arguments: str | Path, check: int = 0) -> Told:
     """Run a command in a process of its own, as a shell would; no secret comes out of it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run(*arguments)
     told = done.stdout + done.stderr
     assert done.returncode == check, told
     assert os.environ["AWS_SECRET_ACCESS_KEY"] not in told

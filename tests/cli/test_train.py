@@ -21,6 +21,8 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.observe.run_folder import RunFolder
 from penstock.train.config import TrainingConfig
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SEED_FLAGS = (
     *("--parallel-independent", "--ddp", "--cuda-ids", "--model", "--dataset-file", "--dataset-chunk-size", "--steps"),
     *("--batch-size", "--max-seq-len", "--gradient-accumulation-steps", "--stop-after-epoch", "--iterate"),

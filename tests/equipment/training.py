@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import threading
-from collections.abc import Callable
-from multiprocessing.connection import wait
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import orjson
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipment.forks import ended, start_process
+from equipment.prepared import WaitingWorkers, become, workers_started_by
 from penstock import faults
 from penstock.blocks import ingest
 from penstock.observe.proof import prove
@@ -22,14 +24,6 @@ from penstock.train.config import TrainingConfig
 from penstock.train.run import run_training
 
 SAMPLES = 60
-
-_asking = threading.Lock()
-"""Whoever starts a process asks all others whether they have ended, and an answer can be read once: of two threads that
-ask at a time one would be told 255."""
-
-# The server imports torch once and never uses it, so that every process forked from it is fresh and quick to start.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["penstock.train.run", "torch._dynamo"])  # the optimizer imports the second
 
 
 def make_store(folder: Path, samples: int = SAMPLES, block_size: int = 25) -> Path:
@@ -63,38 +57,57 @@ def counting_config(store: Path, run_dir: Path, **changes: object) -> TrainingCo
 
 
 def start_training(
-    config: TrainingConfig, environment: dict[str, str] | None = None, *, group: bool = False
+    config: TrainingConfig, environment: dict[str, str] | None = None, *, group: bool = False, prepared: bool = True
 ) -> BaseProcess:
-    """Begin a training in a process of its own; by choice it leads a process group."""
-    return start_process(_train, config, environment or {}, group)
-
-
-def start_process(target: Callable[..., None], *args: object) -> BaseProcess:
-    """Begin something in a fresh process that has torch imported."""
-    process = _context.Process(target=target, args=args)
-    with _asking:
-        process.start()
-    return process
+    """Begin a training in a process of its own; by choice it leads a process group, or its workers are prepared."""
+    return start_process(_train, config, environment or {}, group, prepared)
 
 
 def train_in_process(config: TrainingConfig, environment: dict[str, str] | None = None, timeout_s: float = 120) -> int:
     """Run a training in a process of its own; returns its exit code, -9 for a killed one."""
-    process = start_training(config, environment)
-    wait([process.sentinel], timeout_s)
-    with _asking:
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            raise AssertionError(f"training did not end within {timeout_s} s")
-        return process.exitcode
+    return ended(start_training(config, environment), timeout_s)
 
 
-def _train(config: TrainingConfig, environment: dict[str, str], group: bool) -> None:
+def _train(config: TrainingConfig, environment: dict[str, str], group: bool, prepared: bool) -> None:
     if group:
         os.setpgid(0, 0)
     os.environ.update(environment)
+    starts_others = config.parallel_independent or (config.ddp and "RANK" not in environment)
+    workers = WaitingWorkers(config.workers if starts_others and prepared else 0)
     faults.arm()
-    run_training(config)
+    with workers_started_by(workers.start):
+        run_training(config)
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """While inside, trainings in this process have workers that are quick to start."""
+    with workers_started_by(_Forked):
+        yield
+
+
+class _Forked:
+    def __init__(self, module: str, environment: Mapping[str, str], number: int) -> None:
+        with socket.socket(fileno=os.dup(number)) as line:
+            self._process = start_process(_be_worker, module, dict(environment), line)
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _be_worker(module: str, environment: dict[str, str], line: socket.socket) -> None:
+    become(module, environment, line.detach())
 
 
 def weights(run_dir: Path) -> dict[str, Tensor]:

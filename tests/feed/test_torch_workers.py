@@ -11,13 +11,15 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import equipment.forks  # noqa: F401 - which says what a fork server imports
 from feed.stores import SIZE, make_loader, make_small_store, plain, small_chunks
 from penstock.errors import ConfigError
 from penstock.feed import DistributedLoader
 from penstock.feed.torch_adapter import TorchBatches
 from penstock.feed.torch_workers import WorkerBatches
 
-METHODS = ["spawn", "fork"]
+METHODS = ["forkserver", "fork"]
+"""The first hands a loader over as it does to a spawned process, and is quick: the server has torch imported."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def expected(store: Path, **more: Any) -> list[dict[str, Any]]:
 # -- as it is ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, ""), (1, "fork"), (3, "fork"), (1, "spawn"), (3, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, ""), (1, "fork"), (3, "fork"), (1, "spawn"), (3, "forkserver")])
 def test_any_number_of_workers_gives_the_loaders_batches(store: Path, workers: int, method: str) -> None:
     packed = workers != 1
     loader = settled(make_loader(store, packed=packed))
@@ -115,7 +117,7 @@ def test_a_stateful_data_loader_goes_on_where_it_was(store: Path, packed: bool, 
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("workers", "method"), [(0, "spawn"), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, "spawn"), (2, "fork"), (2, "forkserver"), (1, "spawn")])
 def test_worker_batches_stand_where_the_loader_would(store: Path, packed: bool, workers: int, method: Any) -> None:
     alone = make_loader(store, packed=packed)
     batches = WorkerBatches(settled(make_loader(store, packed=packed)), workers, start_method=method, timeout_s=60)

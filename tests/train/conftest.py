@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from equipment.training import forked_workers as forked
 from equipment.training import make_store
 
 
@@ -22,3 +23,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Trainings in this process have workers that are quick to start."""
+    with forked():
+        yield

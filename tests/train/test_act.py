@@ -22,7 +22,7 @@ from penstock.train.trainer import Trainer
 from train.long_models import CPU, SMALL, VOCABULARY, recurrent
 from train.test_trainer import batch_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "forked_workers")
 
 IDS = torch.randint(VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(0))
 

@@ -20,6 +20,8 @@ from penstock.train.parts import RunParts, embedded_ledger
 from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.fixture(scope="module")
 def eval_store(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -34,7 +34,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def written(tmp_path_factory: pytest.TempPathFactory, forked_workers: None) -> list[dict[str, Any]]:
     """What the metrics file holds after a run of two workers, one of which dies."""
     folder = tmp_path_factory.mktemp("events")
     store = make_store(folder)

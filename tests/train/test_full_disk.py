@@ -13,9 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
+from equipment.forks import start_process
+from equipment.prepared import WaitingWorkers, workers_started_by
 from equipment.ranks import PATIENCE_S
 from equipment.scarcity import CANNOT_MOUNT, Disk, Limit
-from equipment.training import assert_learned_exactly, counting_config, make_store, start_process
+from equipment.training import assert_learned_exactly, counting_config, make_store
 from penstock import faults
 from penstock.errors import PenstockError
 from penstock.feed.token_store import TokenChunk, TokenStore
@@ -90,18 +92,20 @@ def train_with_too_little_space(how: str, place: str, config: TrainingConfig, an
     """Train until space runs out, once more in vain, and to the end once there is some. In a process of its own."""
     run_dir = Path(config.run_dir)
     scarce = Disk([run_dir, Path(config.dataset_file, "tokens")]) if how == "disk" else Limit()
+    workers = WaitingWorkers(3 * config.workers if config.workers > 1 else 0)  # they see the same file system
     run_out_of_space(place, scarce)
     told: list[str] = []
     committed: list[int] = []
-    for _ in range(2):
-        try:
-            told.append(run_training(config).reason)
-        except PenstockError as error:
-            told.append(str(error))
-        last = RunFolder(run_dir).ledger.last_commit()
-        committed.append(last.total_steps if last else 0)
-    scarce.relieve()
-    told.append(run_training(config).reason)
+    with workers_started_by(workers.start):
+        for _ in range(2):
+            try:
+                told.append(run_training(config).reason)
+            except PenstockError as error:
+                told.append(str(error))
+            last = RunFolder(run_dir).ledger.last_commit()
+            committed.append(last.total_steps if last else 0)
+        scarce.relieve()
+        told.append(run_training(config).reason)
     assert_learned_exactly(run_dir)
     left = [path.name for path in run_dir.rglob("*") if path.name.endswith((".penstock-tmp", ".penstock-lock"))]
     answer.write_bytes(orjson.dumps({"told": told, "committed": committed, "left": left}))

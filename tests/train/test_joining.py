@@ -21,6 +21,8 @@ from penstock.train.outer import outer_step
 from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def config(store: Path, run_dir: Path, **changes: object) -> TrainingConfig:
     return counting_config(store, run_dir, **{"parallel_independent": True, "workers": 2, **changes})

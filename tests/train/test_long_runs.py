@@ -17,7 +17,7 @@ from penstock.train.long.choosing import advised_chunk_size
 from penstock.train.run import run_training
 from train.test_exact_chunks import MODELS, REFUSED
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "forked_workers")
 
 LONG: dict[str, Any] = {"merge": "mean", "max_seq_len": 48, "steps": 6}
 

@@ -23,6 +23,8 @@ from penstock.train.schedule import Schedule
 from penstock.train.trainer import Trainer
 from train.test_trainer import batch_of
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64},
     "llama": {

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from equipment.forks import start_process
 from equipment.ranks import PATIENCE_S, exit_codes, meeting_place
-from equipment.training import counting_config, start_process
+from equipment.training import counting_config
 from penstock.errors import RankLost
 from penstock.observe.run_folder import RunFolder
 from penstock.train.config import TrainingConfig

@@ -16,6 +16,8 @@ from penstock.errors import ConfigError
 from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:

@@ -12,6 +12,8 @@ from penstock.blocks import BlockManager
 from penstock.observe.run_folder import RunFolder
 from penstock.train.run import run_training
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,8 @@ from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 from penstock.types import ChunkRef
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipment.forks import start_process
 from equipment.ranks import PATIENCE_S, meeting_place
-from equipment.training import start_process
 from penstock.train.ranks import Ranks
 from train.streamed_ranks import SEEDS, all_checks, lead, learn_until_lost, note_all_checks
 

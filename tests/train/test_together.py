@@ -18,6 +18,8 @@ from penstock.train.config import TrainingConfig
 from penstock.train.run import run_training
 from penstock.train.stopping import StopRequest
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def config(store: Path, run_dir: Path, **changes: object) -> TrainingConfig:
     return counting_config(store, run_dir, **{"parallel_independent": True, "workers": 2, **changes})
@@ -104,7 +106,7 @@ def test_a_wish_to_stop_commits_what_all_workers_have_learned(store: Path, tmp_p
 
 
 def test_a_stop_of_the_whole_group_while_workers_start_is_a_clean_one(store: Path, tmp_path: Path) -> None:
-    process = start_training(config(store, tmp_path), group=True)
+    process = start_training(config(store, tmp_path), group=True, prepared=False)
     deadline = time.monotonic() + 60
     while not _children(process.pid) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -127,7 +129,7 @@ def _events(run_dir: Path) -> list[dict]:
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_end_with_their_supervisor(store: Path, tmp_path: Path, stopped: bool) -> None:
-    process = start_training(config(store, tmp_path, iterate=True))
+    process = start_training(config(store, tmp_path, iterate=True), prepared=False)
     pids: list[int] = []
     deadline = time.monotonic() + 60
     while len(pids) < 2 and time.monotonic() < deadline:

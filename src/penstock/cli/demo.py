@@ -25,6 +25,7 @@ _NOT_SOURCES = {"site-packages", "dist-packages", "test", "tests", "idle_test", 
 def demo(
     folder: Annotated[Path, typer.Argument(help="Where the demo works; made anew each time.")] = Path("penstock-demo"),
     workers: Annotated[int, typer.Option(min=2, help="How many workers train.")] = 2,
+    samples: Annotated[int | None, typer.Option(min=100, help="So many of the sources only: a shorter demo.")] = None,
 ) -> None:
     """Ingest the standard library's sources, train an epoch, kill a worker half way, and prove the epoch."""
     from penstock.blocks import ingest
@@ -41,7 +42,8 @@ def demo(
     began = time.monotonic()
     _make_anew(folder)
     say("1. ingesting the standard library's sources, a file a sample")
-    manifest = ingest(standard_library(), folder / "data", block_size=128, on_bad_row="skip")
+    sources = standard_library(lambda place: samples is None or place < samples)
+    manifest = ingest(sources, folder / "data", block_size=128, on_bad_row="skip")
     say(f"   {counted(manifest.total_samples, 'sample')} in {counted(len(manifest.blocks), 'block')}")
     say(f"2. training an epoch with {workers} workers; half way, one is killed with SIGKILL")
     config = TrainingConfig(
