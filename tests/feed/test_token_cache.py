@@ -25,6 +25,7 @@ from penstock.feed import Tokenizer, token_cache, token_store, train_tokenizer
 from penstock.feed.chunk_texts import ChunkTexts
 from penstock.feed.known_tokenizer import KnownTokenizer
 from penstock.feed.token_cache import TokenCache
+from penstock.feed.token_store import TokenChunk, TokenStore
 
 TEXTS = [f"sample {number}: " + "word " * (number * 7 % 23) for number in range(203)]
 for place in range(0, len(TEXTS), 11):
@@ -224,7 +225,7 @@ def test_a_disk_that_takes_no_more_is_told_and_everything_goes_on(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(token_store.os, "pwrite", full)
+    monkeypatch.setattr(token_store.os, "pwritev", full)
     with caplog.at_level(logging.WARNING):
         assert samples_of(cache) == expected(tokenizer)
     assert [record.message for record in caplog.records] == [
@@ -307,3 +308,36 @@ def test_an_index_that_does_not_fit_the_disk_is_told_when_it_is_made_and_kills_n
     if done.returncode == CANNOT_MOUNT:
         pytest.skip("no right to mount a file system")
     assert done.output == "told: No space left on device\n", done
+
+
+def test_chunks_written_together_are_whole_over_segments_and_short_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chunk(number: int) -> TokenChunk:
+        lengths = [number % 7, 0, 3 + number] if number % 3 else [16] * 5
+        ids = np.arange(sum(lengths)) * (number + 1) % 50_000
+        return TokenChunk(ids.astype(np.uint16), np.concatenate([[0], np.cumsum(lengths)]))
+
+    written = token_store.os.pwritev
+    calls: list[int] = []
+
+    def some(fd: int, parts: list[Any], at: int) -> int:
+        calls.append(len(parts))
+        return written(fd, [memoryview(parts[0])[: 1 + len(calls) % 5]], at)
+
+    monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 700)
+    store = TokenStore(tmp_path, chunk_count=40, dtype=np.dtype("<u2"), max_bytes=None)
+    monkeypatch.setattr(token_store, "_PARTS", 3)
+    monkeypatch.setattr(token_store.os, "pwritev", some)
+    store.put_all((number, chunk(number)) for number in range(20))
+    monkeypatch.setattr(token_store.os, "pwritev", written)
+    store.put_all((number, chunk(number)) for number in range(20, 23))
+    assert max(calls) == 3
+    assert len(list((tmp_path / "segments").iterdir())) > 2
+    again = TokenStore(tmp_path, chunk_count=40, dtype=np.dtype("<u2"), max_bytes=None)
+    for number in range(23):
+        found = again.get(number)
+        assert found is not None, number
+        assert found.ids.tolist() == chunk(number).ids.tolist()
+        assert found.offsets.tolist() == chunk(number).offsets.tolist()
+    assert again.get(23) is None

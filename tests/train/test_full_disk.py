@@ -6,7 +6,7 @@ of files, which anybody may set.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +65,16 @@ def run_out_of_space(place: str, scarce: Disk | Limit) -> None:
 
         MetricsFile.on_event = on_event
     elif place == "token cache":
-        put = TokenStore.put
+        put_all = TokenStore.put_all
 
-        def put_in_vain(self: TokenStore, number: int, chunk: TokenChunk) -> None:
+        def put_in_vain(self: TokenStore, chunks: Iterable[tuple[int, TokenChunk]]) -> None:
             scarce.exhaust()
             try:
-                put(self, number, chunk)
+                put_all(self, chunks)
             finally:
                 scarce.relieve()
 
-        TokenStore.put = put_in_vain
+        TokenStore.put_all = put_in_vain
     elif place == "anywhere":
         exhaust, forward = Once(scarce.exhaust, 20), Events.forward
 

@@ -252,15 +252,15 @@ class TokenCache:
         with making.held:
             state = self._open()
             made = state.texts.tokens(making.numbers, making.rows.result())
-            for number, chunk in zip(making.numbers, made, strict=True):
-                self._keep(state.store, number, chunk)
-            return making.there | dict(zip(making.numbers, made, strict=True))
+            found = dict(zip(making.numbers, made, strict=True))
+            self._keep(state.store, found)
+            return making.there | found
 
-    def _keep(self, store: TokenStore | None, number: int, chunk: TokenChunk) -> None:
+    def _keep(self, store: TokenStore | None, chunks: dict[int, TokenChunk]) -> None:
         if store is None:
             return
         try:
-            store.put(number, chunk)
+            store.put_all(chunks.items())
         except OSError as error:
             if not self._told:
                 _log.warning("%s: tokens are not kept: %s", store.folder, error.strerror or error)

@@ -17,8 +17,8 @@ import os
 import threading
 import weakref
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -40,9 +40,14 @@ _RECORD = np.dtype(
 )
 _ALIGN = 8
 _LARGEST_ROW_BYTES = 64 << 10
+_PIECE_BYTES = 128 << 10
+"""What is written by one request is kept together in the system's memory, and mapped and given back as one: larger
+pieces cost less, and map more around what is used."""
+_PARTS = 512
+"""Of one request to write; systems take 1,024."""
 _RECENT_BYTES = 32 << 20
-_FAULT_BYTES = 64 << 10
-"""Whoever touches a page maps those around it, also of a neighbour that was let go of."""
+_FAULT_BYTES = _PIECE_BYTES
+"""Whoever touches a page maps its piece, also where that is part of a neighbour that was let go of."""
 MAPPED_BYTES = 512 << 20
 """Of what is used again and again, what stays mapped: to map it again takes a good part of the time of reading it."""
 
@@ -70,6 +75,34 @@ class TokenChunk(NamedTuple):
             return self.row_length
         length = int(self.offsets[1]) if len(self.offsets) > 1 else 0
         return length if (self.offsets == np.arange(len(self.offsets)) * length).all() else 0
+
+
+class _Payload(NamedTuple):
+    """What is written of a chunk, and where it may be."""
+
+    number: int
+    ends: bytes
+    ids: memoryview
+    samples: int
+    tokens: int
+    align: int
+    remainder: int
+
+    @property
+    def size(self) -> int:
+        return len(self.ends) + len(self.ids)
+
+    @classmethod
+    def of(cls, number: int, chunk: TokenChunk, dtype: np.dtype) -> _Payload:
+        """Rows of one length are put at multiples of it, so that a reader can take the segment for a matrix of them."""
+        ends = chunk.offsets.astype("<u4").tobytes()
+        ends = ends.ljust(_aligned(len(ends)), b"\0")
+        ids = np.ascontiguousarray(chunk.ids, dtype=dtype).data.cast("B")
+        row_bytes = chunk.common_length() * dtype.itemsize
+        align, remainder = _ALIGN, 0
+        if row_bytes % _ALIGN == 0 and 0 < row_bytes <= _LARGEST_ROW_BYTES:
+            align, remainder = row_bytes, -len(ends) % row_bytes
+        return cls(number, ends, ids, len(chunk.offsets) - 1, len(chunk.ids), align, remainder)
 
 
 class TokenStore:
@@ -211,19 +244,22 @@ class TokenStore:
 
     def put(self, number: int, chunk: TokenChunk) -> None:
         """Keep a chunk; an OSError where the disk does not take it."""
+        self.put_all([(number, chunk)])
+
+    def put_all(self, chunks: Iterable[tuple[int, TokenChunk]]) -> None:
+        """Keep chunks, written together; an OSError where the disk does not take them."""
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        ends = chunk.offsets.astype("<u4").tobytes()
-        ends = ends.ljust(_aligned(len(ends)), b"\0")
-        ids = np.ascontiguousarray(chunk.ids, dtype=self._dtype).data.cast("B")
+        payloads = [_Payload.of(number, chunk, self._dtype) for number, chunk in chunks]
         with self._lock:
-            segment, start = self._append([memoryview(ends), ids], *self._alignment(chunk, len(ends)))
-        record = np.zeros(1, dtype=_RECORD)
-        record["offset"], record["segment"] = start, segment
-        record["samples"], record["tokens"] = len(chunk.offsets) - 1, len(chunk.ids)
-        record["crc"] = isal_zlib.crc32(ids, isal_zlib.crc32(ends))
-        record["check"] = _check(record[0])
-        os.pwrite(self._index_fd, record.tobytes(), number * _RECORD.itemsize)
+            places = self._append(payloads)
+        for payload, (segment, start) in zip(payloads, places, strict=True):
+            record = np.zeros(1, dtype=_RECORD)
+            record["offset"], record["segment"] = start, segment
+            record["samples"], record["tokens"] = payload.samples, payload.tokens
+            record["crc"] = isal_zlib.crc32(payload.ids, isal_zlib.crc32(payload.ends))
+            record["check"] = _check(record[0])
+            os.pwrite(self._index_fd, record.tobytes(), payload.number * _RECORD.itemsize)
 
     def token_counts(self) -> np.ndarray:
         """Tokens of each chunk; -1 for those that are not there."""
@@ -262,28 +298,47 @@ class TokenStore:
             with self._lock:
                 self._making.discard(number)
 
-    def _alignment(self, chunk: TokenChunk, ids_at: int) -> tuple[int, int]:
-        """Rows of one length are put at multiples of it, so that a reader can take the segment for a matrix of them."""
-        row_bytes = chunk.common_length() * self._dtype.itemsize
-        if row_bytes % _ALIGN or not 0 < row_bytes <= _LARGEST_ROW_BYTES:
-            return _ALIGN, 0
-        return row_bytes, -ids_at % row_bytes
+    def _append(self, payloads: list[_Payload]) -> list[tuple[int, int]]:
+        """Write payloads behind the others, each where its place leaves its remainder; tells segments and places."""
+        places: list[tuple[int, int]] = []
+        waiting: list[bytes | memoryview] = []
+        at = self._own[2] if self._own is not None else 0
+        for each in payloads:
+            if self._own is None or (at and at + each.size + each.align > self._segment_bytes):
+                self._write(waiting)
+                waiting, at = [], 0
+                self._begin_segment(each.size + each.align)
+            assert self._own is not None
+            gap = (each.remainder - at) % each.align
+            places.append((self._own[0], at + gap))
+            waiting += [bytes(gap), each.ends, each.ids, bytes(-(at + gap + each.size) % _ALIGN)]
+            at = _aligned(at + gap + each.size)
+        self._write(waiting)
+        return places
 
-    def _append(self, payload: list[memoryview], align: int, remainder: int) -> tuple[int, int]:
-        """Write a payload behind the others, where the place leaves this remainder."""
-        size = sum(map(len, payload)) + align
-        if self._own is None or (self._own[2] and self._own[2] + size > self._segment_bytes):
-            self._begin_segment(size)
-        assert self._own is not None
-        number, fd, size = self._own
-        size += (remainder - size) % align
-        start = size
-        for part in payload:
-            while part:
-                written = os.pwrite(fd, part, start)
-                part, start = part[written:], start + written  # noqa: PLW2901 - what is left of it
-        self._own = number, fd, _aligned(start)
-        return number, size
+    def _write(self, parts: list[bytes | memoryview]) -> None:
+        """Write behind what is there, piece by piece of the system's memory."""
+        if self._own is None:
+            return
+        number, fd, at = self._own
+        left = deque(memoryview(part) for part in parts if len(part))
+        while left:
+            piece: list[memoryview] = []
+            room = _PIECE_BYTES - at % _PIECE_BYTES
+            while left and room and len(piece) < _PARTS:
+                part = left.popleft()
+                if len(part) > room:
+                    left.appendleft(part[room:])
+                piece.append(part[:room])
+                room -= len(piece[-1])
+            while piece:
+                written = os.pwritev(fd, piece, at)
+                at += written
+                while piece and written >= len(piece[0]):
+                    written -= len(piece.pop(0))
+                if written:
+                    piece[0] = piece[0][written:]
+        self._own = number, fd, at
 
     def _begin_segment(self, size: int) -> None:
         if self._own is not None:
