@@ -245,6 +245,25 @@ def test_a_failure_keeps_the_connection_and_an_endless_one_does_not_fill_memory(
         assert server.connections == connections
 
 
+@pytest.mark.parametrize("length", ["many", "-1", "9" * 5000, ""])
+def test_a_failure_whose_length_is_no_number_is_told_all_the_same(serve: Any, length: str) -> None:
+    _, client = serve(lambda _: [f"HTTP/1.1 503 No\r\nContent-Length: {length}\r\n\r\n".encode(), b""])
+    with pytest.raises(TransientStoreError, match="503"):
+        read(client)
+
+
+def test_an_object_said_to_be_larger_than_memory_is_told(serve: Any) -> None:
+    _, client = serve(lambda _: [b"HTTP/1.1 200 OK\r\nContent-Length: 900000000000000000\r\nETag: e\r\n\r\n", b""])
+    with pytest.raises(StorageError, match="no memory for its 900,000,000,000,000,000 bytes"):
+        read(client)
+
+
+def test_a_server_of_old_keeps_no_connection_that_it_does_not_name(serve: Any) -> None:
+    server, client = serve(lambda _: [whole(b"abc").replace(b"HTTP/1.1", b"HTTP/1.0")])
+    assert [read(client).joined() for _ in range(2)] == [b"abc"] * 2
+    assert server.connections == 2
+
+
 @pytest.mark.parametrize("silence", ["at once", "in the head", "in the body"])
 def test_a_silent_server_is_given_up_and_what_came_is_kept(serve: Any, silence: str) -> None:
     lots = {"at once": b"H", "in the head": b"HTTP/1.1 200 OK\r\nContent-", "in the body": whole(b"abc" * 10)[:-20]}

@@ -51,7 +51,8 @@ _MOST_ERROR_BYTES = 64 << 10
 _IDLE_S = 30.0
 """A connection that was idle for longer is not trusted."""
 _MOST_IDLE = 64
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 T = TypeVar("T")
 Connection = tuple[socket.socket, float]
@@ -158,10 +159,9 @@ class PlainAnswer:
         status, fields = self._head()
         while 100 <= status < 200:
             status, fields = self._head()
-        self._may_stay_open = fields.get("connection", "").lower() != "close"
         if status not in (200, 206):
             return self._refuse(status, fields)
-        if "transfer-encoding" in fields or not fields.get("content-length", "").isdecimal():
+        if "transfer-encoding" in fields or not _LENGTH.fullmatch(fields.get("content-length", "")):
             return False
         length = int(fields["content-length"])
         first, total = 0, length
@@ -195,7 +195,10 @@ class PlainAnswer:
 
     def _take_into_place(self, partial: PartialRead, size: int) -> int:
         """Take a large body into one place, some at a time, unless it is abandoned; tells how much came."""
-        place = _place_for(size)
+        try:
+            place = _place_for(size)
+        except (OSError, OverflowError):
+            raise StorageError(f"{self._what}: there is no memory for its {size:,} bytes: read it by ranges") from None
         count = 0
         try:
             while count < size and not partial.is_abandoned:
@@ -236,19 +239,23 @@ class PlainAnswer:
         first, *lines = head[:end].decode("latin-1").split("\r\n")
         if not (first.startswith("HTTP/1.") and first[9:12].isdecimal()):
             raise TransientStoreError(f"{self._what}: the answer is broken")
-        fields = (line.partition(":") for line in lines)
-        return int(first[9:12]), {name.lower(): value.strip() for name, _, value in fields}
+        parts = (line.partition(":") for line in lines)
+        fields = {name.lower(): value.strip() for name, _, value in parts}
+        wish = fields.get("connection", "").lower()
+        self._may_stay_open = wish == "keep-alive" if first.startswith("HTTP/1.0") else wish != "close"
+        return int(first[9:12]), fields
 
     def _refuse(self, status: int, fields: dict[str, str]) -> bool:
         """Raise what a status means, where that is certain."""
         told = fields.get("content-length", "")
-        left = min(int(told), _MOST_ERROR_BYTES) if told.isdecimal() else 0
+        size = int(told) if _LENGTH.fullmatch(told) else 0
+        left = min(size, _MOST_ERROR_BYTES)
         text = b""
         while left and (piece := self._receive(left)):
             text += piece
             left -= len(piece)
         code = code_in(text.decode("utf-8", "replace"))
-        if told and int(told) == len(text):
+        if size and "transfer-encoding" not in fields and size == len(text):
             self._leave_open()
         is_certain = status in (404, 408, 412, 416, 425, 429) or status >= 500
         if is_certain or (status == 403 and code in REFUSED_CODES):
