@@ -29,7 +29,7 @@ from equipment.servers import s3_server
 from penstock.exchange.artifacts import pack, unpack
 from penstock.exchange.codec import AggregateCodec, ContributionCodec, DenseCodec, SparseCodec
 from penstock.exchange.gathering import Gathering
-from penstock.exchange.keys import Keys
+from penstock.exchange.keys import VERSION, Keys
 from penstock.exchange.layout import WeightVector
 from penstock.exchange.learning import LocalLearner
 from penstock.exchange.receiving import OpenWindow, Receiver
@@ -116,7 +116,7 @@ def gather(count: int, store: ObjectStorage, kind: str, rounds: int) -> None:
         codec = SparseCodec(count, side=64, top_k=64, momentum=0.999, transform=True)
     for number, uid in enumerate(PEERS):
         change = torch.randn(count, generator=torch.Generator().manual_seed(number))
-        told = {"kind": "contribution", "version": "v1", "run": "bench", "uid": uid, "window": 0, "base": BASE}
+        told = {"kind": "contribution", "version": VERSION, "run": "bench", "uid": uid, "window": 0, "base": BASE}
         data = pack({**told, "samples_digest": BASE}, codec.encode(change, codec.new_memory()))[1]
         store.put(KEYS.contribution(uid, 0), data)
     size = sum(store.head(KEYS.contribution(uid, 0)).size_bytes for uid in PEERS)
@@ -181,7 +181,7 @@ def main() -> None:
         count = 10_000_000
         codec = DenseCodec(count)
         for uid in PEERS:
-            told = {"kind": "contribution", "version": "v1", "run": "bench", "uid": uid, "window": 0, "base": BASE}
+            told = {"kind": "contribution", "version": VERSION, "run": "bench", "uid": uid, "window": 0, "base": BASE}
             data = pack({**told, "samples_digest": BASE}, codec.encode(torch.ones(count), codec.new_memory()))[1]
             store.put(KEYS.contribution(uid, 0), data)
         memory(count, store, 256 << 20)

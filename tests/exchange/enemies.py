@@ -54,7 +54,7 @@ class Enemies:
     def packed(self, uid: str, window: int, tensors: Tensors, **header: Any) -> bytes:
         told = {
             "kind": "contribution",
-            "version": "v1",
+            "version": "v2",
             "run": self.stage.run,
             "uid": uid,
             "window": window,

@@ -46,7 +46,7 @@ class LocalRun:
     def put(
         self, uid: str, window: int, base: str, tensors: dict[str, np.ndarray], header: dict[str, Any] | None = None
     ) -> None:
-        told = {"kind": "contribution", "version": "v1", "run": self.opened.settings.run, "uid": uid, "window": window}
+        told = {"kind": "contribution", "version": "v2", "run": self.opened.settings.run, "uid": uid, "window": window}
         told |= {"base": base, "samples_digest": "0" * 64, **(header or {})}
         data = pack(told, tensors)[1]
         needed(self.opened.places.gradients).put(self.opened.keys.contribution(uid, window), data)

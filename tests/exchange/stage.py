@@ -32,10 +32,10 @@ def server_keys() -> dict[str, list[str]]:
         "agg": [*reading, "Write:gradients", "Write:aggregator", "Write:checkpoints"],
         "reader": [entry for entry in reading if "gradients" not in entry],
         "looker": reading,
-        "val": [*reading, *(f"Write:aggregator/{run}/v1/scores/validator/*" for run in RUNS)],
+        "val": [*reading, *(f"Write:aggregator/{run}/v2/scores/validator/*" for run in RUNS)],
     }
     for uid in MINERS:
-        places = [f"gradients/{run}/v1/{uid}/*" for run in RUNS]
+        places = [f"gradients/{run}/v2/{uid}/*" for run in RUNS]
         keys[uid] = [f"{what}:{place}" for place in places for what in ("Write", "Read")]
     return keys
 

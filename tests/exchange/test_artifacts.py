@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from penstock.errors import ArtifactRejected
 from penstock.exchange.artifacts import largest, pack, unpack
-from penstock.exchange.bits import bits_for, last_of_rising, pack_bits, packed_bytes, unpack_bits
+from penstock.exchange.bits import bits_for, numbers_of, pack_bits, packed_bytes, rising, unpack_planes
 
 TENSORS = {
     "values": np.arange(24, dtype=np.int8).reshape(3, 8),
@@ -99,16 +99,22 @@ def test_each_fault_has_its_reason(data: bytes, reason: str) -> None:
     assert error.value.reason == reason
 
 
-@given(bits=st.integers(1, 16), rows=st.integers(1, 4), count=st.integers(1, 40), seed=st.integers(0, 99))
-def test_packed_numbers_come_back(bits: int, rows: int, count: int, seed: int) -> None:
-    numbers = np.random.default_rng(seed).integers(0, 1 << bits, (rows, count))
+@given(bits=st.integers(1, 16), count=st.integers(1, 200), seed=st.integers(0, 99))
+def test_packed_numbers_come_back(bits: int, count: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 1 << bits, count)
     packed = pack_bits(numbers, bits)
-    assert packed.shape == (rows, packed_bytes(count, bits))
-    assert np.array_equal(unpack_bits(packed, count, bits), numbers)
+    assert packed.shape == (packed_bytes(count, bits),)
+    assert np.array_equal(numbers_of(unpack_planes(packed, count, bits)), numbers)
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_packed_numbers_take_their_bits_and_no_more(bits: int) -> None:
+    assert packed_bytes(8 * 1_000, bits) == 1_000 * bits
+    assert packed_bytes(1, bits) <= len(bin(bits)) - 2 + 1  # a byte for each plane
 
 
 @given(
-    bits=st.sampled_from([5, 10, 12]),
+    bits=st.sampled_from([5, 8, 10, 12, 16]),
     rows=st.integers(1, 4),
     count=st.integers(1, 17),
     exchanged=st.integers(0, 200),
@@ -117,15 +123,25 @@ def test_packed_numbers_come_back(bits: int, rows: int, count: int, seed: int) -
 def test_numbers_that_go_up_are_told_from_others(bits: int, rows: int, count: int, exchanged: int, seed: int) -> None:
     drawn = np.random.default_rng(seed)
     numbers = np.stack([np.sort(drawn.choice(1 << bits, count, replace=False)) for _ in range(rows)])
-    last = last_of_rising(pack_bits(numbers, bits), count, bits)
-    assert last is not None
-    assert np.array_equal(last, numbers[:, -1])
+
+    def go_up() -> bool:
+        return rising(unpack_planes(pack_bits(numbers, bits), numbers.size, bits), count)
+
+    assert go_up()
     if count > 1:
         row, place = exchanged % rows, exchanged % (count - 1)
         numbers[row, place + exchanged % 2] = numbers[row, place + 1 - exchanged % 2]  # twice the same
-        assert last_of_rising(pack_bits(numbers, bits), count, bits) is None
+        assert not go_up()
         numbers[row] = numbers[row, ::-1]
-        assert last_of_rising(pack_bits(numbers, bits), count, bits) is None
+        assert not go_up()
+
+
+@given(bits=st.integers(1, 16), row=st.integers(1, 6), data=st.binary(min_size=48, max_size=48))
+def test_any_bytes_are_judged_as_the_numbers_that_they_are(bits: int, row: int, data: bytes) -> None:
+    count = 48 * 8 // bits // row * row
+    planes = unpack_planes(np.frombuffer(data, np.uint8), count, bits)
+    numbers = numbers_of(planes).reshape(-1, row)
+    assert rising(planes, row) == bool((np.diff(numbers.astype(np.int64), axis=1) > 0).all())
 
 
 def test_bits_are_enough_and_no_more() -> None:

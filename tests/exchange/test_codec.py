@@ -91,7 +91,7 @@ def test_the_norm_is_that_of_what_is_decoded(kind: str) -> None:
 def test_places_that_are_not_there_are_refused() -> None:
     codec = codec_of("dct", side=48, top_k=8)  # 2,304 values: 12 bits can name more
     tensors = codec.encode(torch.randn(COUNT), codec.new_memory())
-    rows = len(tensors["places"])
+    rows = len(tensors["values"])
     outside = pack_bits(np.tile(np.arange(2298, 2306), (rows, 1)), 12)
     with pytest.raises(ArtifactRejected, match="index: place 2305 of a chunk of 2304"):
         codec.check({**tensors, "places": outside})
@@ -121,8 +121,8 @@ def test_scales_that_are_no_scales_are_refused(value: float) -> None:
 def test_huge_scales_overflow_nothing() -> None:
     codec = codec_of("dct")
     tensors = codec.encode(torch.randn(COUNT), codec.new_memory())
-    tensors["scales"][:] = np.float32(3e38)
-    assert codec.check(tensors) > 1e38  # a number, to be judged by its size
+    tensors["scales"][:] = np.float32(1e33)
+    assert codec.check(tensors) > 1e33  # a number, to be judged by its size
 
 
 def test_dense_values_are_checked_too() -> None:
@@ -143,3 +143,10 @@ def test_an_aggregate_is_applied_as_it_was_published(eight_bit: bool) -> None:
     assert torch.equal(one, two)
     assert (weights - one) == pytest.approx(change, abs=2e-4)
     assert len(data) < (1_500 if eight_bit else 4_500)
+
+
+def test_scales_that_make_more_than_fp32_holds_are_refused() -> None:
+    codec = codec_of("dct")
+    tensors = codec.encode(torch.randn(COUNT), codec.new_memory())
+    with pytest.raises(ArtifactRejected, match="norm: its norm is more than fp32 holds"):
+        codec.check({**tensors, "scales": np.full_like(tensors["scales"], 3e38)})

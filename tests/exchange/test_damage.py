@@ -135,7 +135,7 @@ def test_a_manifest_that_was_altered_stops_a_replica_and_says_why(run: LocalRun,
     rewrite(run, run.opened.keys.manifest(0), **changed)
     replica = run.opened.replica()
     replica.begin_at(run.opened.checkpoints.read(0))
-    with pytest.raises(ExchangeError, match=r"run/v1/windows/00000000\.json|window 0|window 1"):
+    with pytest.raises(ExchangeError, match=r"run/v2/windows/00000000\.json|window 0|window 1"):
         replica.follow()
 
 
@@ -196,15 +196,15 @@ def test_where_every_checkpoint_is_damaged_that_is_an_error(run: LocalRun) -> No
     storage = needed(run.opened.places.checkpoints)
     for number in run.opened.checkpoints.numbers():
         storage.put(run.opened.keys.checkpoint(number), b"{}")
-    with pytest.raises(ExchangeError, match=r"run/v1/00000003\.json is damaged: .*: the run's owner removes it"):
+    with pytest.raises(ExchangeError, match=r"run/v2/00000003\.json is damaged: .*: the run's owner removes it"):
         run.opened.replica().catch_up()
 
 
 @pytest.mark.parametrize(
-    "junk", [b"", b"[]", b"{}", b"null", b'{"version": "v1"}', b'{"version": "v1", "settings": 3}']
+    "junk", [b"", b"[]", b"{}", b"null", b'{"version": "v2"}', b'{"version": "v2", "settings": 3}']
 )
 def test_a_run_whose_settings_are_damaged_is_not_opened(run: LocalRun, junk: bytes) -> None:
     run.opened.places.aggregator.put(run.opened.keys.settings, junk)
-    with pytest.raises(Exception, match=r"run/v1/run\.json") as error:
+    with pytest.raises(Exception, match=r"run/v2/run\.json") as error:
         open_run(run.opened.places, "run")
     assert type(error.value).__module__ == "penstock.errors"

@@ -26,7 +26,7 @@ CONTRIBUTION = KEYS.contribution("m1", 7)
         ("looker", "gradients", CONTRIBUTION),
         ("looker", "checkpoints", KEYS.checkpoint(4)),
         ("m0", "gradients", CONTRIBUTION),
-        ("m0", "gradients", "rights/v1/m01/00000007.safetensors"),
+        ("m0", "gradients", "rights/v2/m01/00000007.safetensors"),
         ("m0", "aggregator", KEYS.manifest(0)),
         ("m0", "checkpoints", KEYS.checkpoint(4)),
         ("val", "aggregator", KEYS.manifest(0)),

@@ -94,7 +94,7 @@ def test_a_run_recovers_from_kills_an_outage_and_a_second_aggregator_and_takes_a
             run.admit("m3")
             miners["m3"] = run.miner("m3")
             sent = store_of(run.url, "gradients")
-            run.until(lambda: any(sent.list(f"{run.run}/v1/m3/0")), "the newcomer's contribution", *miners.values())
+            run.until(lambda: any(sent.list(f"{run.run}/v2/m3/0")), "the newcomer's contribution", *miners.values())
         run.finish(*aggregators, *miners.values(), validator)
         watch.look()
     watch.assert_unchanged()
@@ -109,12 +109,12 @@ def test_a_run_recovers_from_kills_an_outage_and_a_second_aggregator_and_takes_a
 
 def assert_only_what_is_needed_is_kept(run: Stage) -> None:
     """Two checkpoints, the aggregates behind the older one, the last contributions; a newcomer needs no more."""
-    checkpoints = sorted(info.key for info in store_of(run.url, "checkpoints").list(f"{run.run}/v1/"))
+    checkpoints = sorted(info.key for info in store_of(run.url, "checkpoints").list(f"{run.run}/v2/"))
     assert [key for key in checkpoints if key.endswith(".json")] == [run.keys.checkpoint(8), run.keys.checkpoint(12)]
     assert len(checkpoints) == 4
-    aggregates = [info.key for info in store_of(run.url, "aggregator").list(f"{run.run}/v1/aggregates/")]
+    aggregates = [info.key for info in store_of(run.url, "aggregator").list(f"{run.run}/v2/aggregates/")]
     assert {key.rpartition("/")[2][:8] for key in aggregates} == {f"{window:08d}" for window in range(8, 13)}
-    contributions = [info.key for info in store_of(run.url, "gradients").list(f"{run.run}/v1/")]
+    contributions = [info.key for info in store_of(run.url, "gradients").list(f"{run.run}/v2/")]
     assert min(key.rpartition("/")[2] for key in contributions) >= "00000009"
 
 

@@ -18,11 +18,11 @@ from penstock.exchange.manifests import Manifest
 from penstock.exchange.members import admit, read_members
 from penstock.exchange.opening import begin_run, open_run, read_settings
 from penstock.exchange.places import needed, store_time
-from penstock.exchange.receiving import OpenWindow, Received, Receiver
+from penstock.exchange.receiving import OpenWindow, Receiver
 from penstock.exchange.scoring import Losses, PeerList, Score, after_window, as_dict, choose_peers, in_units, judge
 from penstock.exchange.status import read_status
 from penstock.exchange.validator import Validator
-from penstock.storage import LocalStorage
+from penstock.storage import LocalStorage, ObjectInfo
 
 QUICK = {"window_s": 1.0, "grace_s": 0.5}
 
@@ -113,6 +113,27 @@ def test_contributions_that_do_not_fit_in_memory_are_read_again(tmp_path: Path) 
     assert sums[0].equal(sums[1])
 
 
+@pytest.mark.parametrize("large_bytes", [0, 1 << 40], ids=["checked by the threads", "checked by the caller"])
+@pytest.mark.parametrize("budget_bytes", [1, 1 << 30])
+def test_many_are_judged_each_by_itself(
+    large_bytes: int, budget_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.exchange.gathering._LARGE_BYTES", large_bytes)
+    uids = [f"m{number}" for number in range(40)]
+    run = LocalRun.begin(tmp_path, miners=uids, seats=40, window_s=3600.0)
+    base = run.opened.facts_digest
+    for number, uid in enumerate(uids):
+        if number % 4 != 3:
+            run.contribute(uid, 0, "0" * 64 if number % 4 == 1 else base, seed=number)
+    gathering = Gathering(
+        receiver_of(run), OpenWindow(window=0, base=base, opened_at=0.0, closes_at=1e18), budget_bytes=budget_bytes
+    )
+    gathering.look(uids, 1e18)
+    gathering.close()
+    assert sorted(gathering.received) == sorted(uids[0::4] + uids[2::4])
+    assert {uid: each.reason for uid, each in gathering.rejected.items()} == dict.fromkeys(uids[1::4], "base")
+
+
 def test_what_changes_between_check_and_use_is_left_out(tmp_path: Path) -> None:
     run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=3600.0)
     base = run.opened.facts_digest
@@ -163,13 +184,13 @@ def test_what_is_late_is_not_read_and_not_looked_at_again(begun: LocalRun, monke
     begun.contribute("a", 0, begun.opened.facts_digest)
     asked: list[str] = []
     receiver = receiver_of(begun)
-    receive = receiver.receive
+    read = receiver.read
 
-    def counted(uid: str, expected: OpenWindow) -> Received | None:
+    def counted(uid: str, expected: OpenWindow) -> tuple[memoryview, ObjectInfo] | None:
         asked.append(uid)
-        return receive(uid, expected)
+        return read(uid, expected)
 
-    monkeypatch.setattr(receiver, "receive", counted)
+    monkeypatch.setattr(receiver, "read", counted)
     gathering = Gathering(receiver, whenever(begun))
     for _ in range(3):
         gathering.look(["a", "b"], 1.0)

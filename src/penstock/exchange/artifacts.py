@@ -2,21 +2,21 @@
 
     8 bytes: length of the JSON ── JSON: tensors by name, type, shape, place; metadata.penstock: the header ── tensors
 
-The header is JSON too: what the artifact is (kind, run, window, worker, ...) and `digest`, the SHA-256 over the header
+The header is JSON too: what the artifact is (kind, run, window, worker, ...) and `digest`, the BLAKE3 over the header
 without it and over all tensor bytes. Reading never executes anything, allocates nothing that was not measured before,
 and gives views of the bytes that came. Any reader of safetensors reads these files; this one also distrusts them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
+from blake3 import blake3
 
 from penstock.errors import ArtifactRejected
 
@@ -51,7 +51,7 @@ class Artifact:
 def pieces(header: dict[str, Any], tensors: Tensors) -> tuple[str, Iterator[bytes | memoryview]]:
     """An artifact's digest, and its bytes piece by piece, so that a large one is never held twice."""
     arrays = {name: np.asarray(array, order="C") for name, array in sorted(tensors.items())}
-    digest = _digest(header, arrays.values())
+    digest = _digest(header, map(raw, arrays.values()))
     described: dict[str, Any] = {_META: {_FIELD: orjson.dumps({**header, "digest": digest}).decode()}}
     at = 0
     for name, array in arrays.items():
@@ -106,7 +106,7 @@ def unpack(data: bytes | memoryview, shapes: Shapes, header_bytes: int = HEADER_
         at += size
     digest = header.pop("digest", None)
     try:
-        found = _digest(header, tensors.values())
+        found = _digest(header, [view[begin:]])  # what the tensors are views of, all of it
     except TypeError:  # nested deeper than can be written again
         raise ArtifactRejected("malformed", "its header cannot be written as it was read") from None
     if digest != found:
@@ -138,10 +138,10 @@ def _headers(view: memoryview, header_bytes: int) -> tuple[dict[str, Any], dict[
     return header, described, begin
 
 
-def _digest(header: dict[str, Any], arrays: Any) -> str:
-    told = hashlib.sha256(orjson.dumps(header, option=orjson.OPT_SORT_KEYS))
-    for array in arrays:
-        told.update(raw(array))
+def _digest(header: dict[str, Any], content: Iterable[memoryview]) -> str:
+    told = blake3(orjson.dumps(header, option=orjson.OPT_SORT_KEYS))
+    for each in content:
+        told.update(each)
     return told.hexdigest()
 
 

@@ -1,8 +1,21 @@
-"""Numbers of a few bits each, without gaps between them."""
+"""Numbers of a few bits each, without gaps between them: in planes, so that many are packed and compared at a time.
+
+    12 bits:  plane of the low 8 bits, a byte a number  ──  plane of the high 4 bits, two numbers a byte
+
+A plane is 8, 4, 2 or 1 bits wide, the widest first and with the lowest bits. Of a plane of 4 bits the first half of the
+numbers lies in the low halves of its bytes, the second half in the high ones; of narrower planes likewise. So each step
+over them is one pass over bytes that lie side by side.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+_WIDTHS = (8, 8, 4, 2, 1)
+Planes = list[tuple[int, np.ndarray]]
+"""The bits of numbers, a byte each: how far to shift a plane, and the plane; the lowest first."""
 
 
 def bits_for(count: int) -> int:
@@ -10,50 +23,83 @@ def bits_for(count: int) -> int:
     return max(1, (count - 1).bit_length())
 
 
-def packed_bytes(numbers: int, bits: int) -> int:
-    return -(-numbers * bits // 8)
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes of `count` numbers."""
+    return sum(_plane_bytes(count, width) for _, width in _planes(bits))
 
 
 def pack_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of numbers below ``2**bits`` as rows of bytes, the lowest bit first."""
-    rows = numbers.shape[0]
-    if bits == 12 and numbers.shape[1] % 2 == 0:  # chunks of 4,096: two numbers are three bytes
-        low, high = numbers[:, 0::2].astype(np.uint16), numbers[:, 1::2].astype(np.uint16)
-        made = np.empty((rows, numbers.shape[1] // 2, 3), np.uint8)
-        made[..., 0], made[..., 1], made[..., 2] = low & 255, low >> 8 | (high & 15) << 4, high >> 4
-        return made.reshape(rows, -1)
-    spread = (numbers.astype(np.uint32)[:, :, None] >> np.arange(bits, dtype=np.uint32)) & 1
-    return np.packbits(spread.astype(np.uint8).reshape(rows, -1), axis=1, bitorder="little")
+    """Numbers below ``2**bits``, at most 16 of them, as bytes."""
+    flat = numbers.reshape(-1).astype(np.uint16)
+    return np.concatenate([_packed(flat >> shift, width) for shift, width in _planes(bits)])
 
 
-def unpack_bits(data: np.ndarray, count: int, bits: int) -> np.ndarray:
-    """What `pack_bits` made rows of `count` numbers into; uint16 up to 16 bits."""
-    rows = data.shape[0]
-    if bits == 12 and count % 2 == 0:
-        made = np.empty((rows * count // 2, 2), np.uint16)
-        made[:, 0], made[:, 1] = _pairs(data)
-        return made.reshape(rows, count)
-    spread = np.unpackbits(data, axis=1, count=count * bits, bitorder="little").reshape(rows, count, bits)
-    return (spread.astype(np.uint32) << np.arange(bits, dtype=np.uint32)).sum(axis=2).astype(np.uint16)
+def unpack_planes(data: np.ndarray, count: int, bits: int) -> Planes:
+    """The planes of `count` numbers that were packed."""
+    planes: Planes = []
+    at = 0
+    for shift, width in _planes(bits):
+        size = _plane_bytes(count, width)
+        planes.append((shift, _unpacked(data[at : at + size], count, width)))
+        at += size
+    return planes
 
 
-def last_of_rising(data: np.ndarray, count: int, bits: int) -> np.ndarray | None:
-    """The last number of each row, where those of every row go up; None where they do not."""
-    if bits != 12 or count % 2:
-        numbers = unpack_bits(data, count, bits)
-        return None if (numbers[:, 1:] <= numbers[:, :-1]).any() else numbers[:, -1]
-    first, second = _pairs(data)
-    if (first >= second).any():
-        return None
-    falls = second[:-1] >= first[1:]
-    row = count // 2
-    falls[row - 1 :: row] = False  # from one row to the next
-    return None if falls.any() else second[row - 1 :: row]
+def numbers_of(planes: Planes, which: slice = slice(None)) -> np.ndarray:
+    """The numbers themselves, or some of them, as uint16."""
+    made = planes[0][1][which].astype(np.uint16)
+    for shift, plane in planes[1:]:
+        made |= plane[which].astype(np.uint16) << shift
+    return made
 
 
-def _pairs(data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each two numbers of 12 bits the first, and the second: in the first and the last two of three bytes."""
-    whole = np.ascontiguousarray(data)
-    pairs = whole.size // 3
-    first, second = (np.ndarray((pairs,), "<u2", whole, offset, (3,)) for offset in (0, 1))
-    return first & 4095, second >> 4
+def rising(planes: Planes, row: int) -> bool:
+    """Whether the numbers of every row go up, each larger than the one before it."""
+    _, low = planes[0]
+    up = low[1:] > low[:-1]
+    for _, plane in planes[1:]:
+        up &= plane[1:] == plane[:-1]
+        up |= plane[1:] > plane[:-1]
+    up[row - 1 :: row] = True  # from one row to the next
+    return bool(up.all())
+
+
+def _planes(bits: int) -> Sequence[tuple[int, int]]:
+    """Where each plane's bits begin in a number, and how many they are."""
+    found: list[tuple[int, int]] = []
+    shift = 0
+    for width in _WIDTHS:
+        if bits - shift >= width:
+            found.append((shift, width))
+            shift += width
+    return found
+
+
+def _plane_bytes(count: int, width: int) -> int:
+    return -(-count * width // 8)
+
+
+def _packed(numbers: np.ndarray, width: int) -> np.ndarray:
+    """The low bits of numbers as one plane."""
+    low = (numbers & ((1 << width) - 1)).astype(np.uint8)
+    size = _plane_bytes(len(low), width)
+    made = np.zeros(size, np.uint8)
+    for part in range(8 // width):
+        some = low[part * size : (part + 1) * size]
+        made[: len(some)] |= some << (part * width)
+    return made
+
+
+def _unpacked(plane: np.ndarray, count: int, width: int) -> np.ndarray:
+    """A byte for each number of a plane."""
+    if width == 8:
+        return plane
+    made = np.empty(count, np.uint8)
+    last = 8 // width - 1
+    for part in range(last + 1):
+        some = made[part * len(plane) : (part + 1) * len(plane)]
+        if part:
+            np.right_shift(plane[: len(some)], part * width, out=some)
+        if part < last:
+            np.bitwise_and(some if part else plane[: len(some)], (1 << width) - 1, out=some)
+    return made

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from penstock.errors import ArtifactRejected
 from penstock.exchange.artifacts import Shapes, Tensors
-from penstock.exchange.bits import bits_for, last_of_rising, pack_bits, packed_bytes, unpack_bits
+from penstock.exchange.bits import Planes, bits_for, numbers_of, pack_bits, packed_bytes, rising, unpack_planes
 from penstock.exchange.settings import ExchangeSettings
 
 _LARGEST_INT8 = 127
 _BLOCK = 256
 """Weights that share a scale in an 8-bit aggregate."""
 _NORM_BLOCK = 4096
+_LARGEST_SQUARE = float(np.finfo(np.float32).max) ** 2
 
 
 class ContributionCodec(ABC):
@@ -113,7 +114,7 @@ class SparseCodec(ContributionCodec):
         self._bits = bits_for(self._chunk)
         self._basis = _cosines(side) if transform else None
         self.shapes = {
-            "places": ("U8", (self._chunks, packed_bytes(top_k, self._bits))),
+            "places": ("U8", (packed_bytes(self._chunks * top_k, self._bits),)),
             "scales": ("F32", (self._chunks,)),
             "values": ("I8", (self._chunks, top_k)),
         }
@@ -137,24 +138,28 @@ class SparseCodec(ContributionCodec):
 
     def check(self, tensors: Tensors) -> float:
         scales, values = tensors["scales"], tensors["values"]
-        least, most = scales.min(initial=0), scales.max(initial=0)  # each NaN where one is
-        if not math.isfinite(least) or not math.isfinite(most):
-            raise ArtifactRejected("not finite", "scales hold numbers that are not finite")
-        if least < 0:
-            raise ArtifactRejected("malformed", "scales hold numbers below 0")
-        self._check_places(tensors["places"], values)
+        self._check_places(self._planes(tensors["places"]), values)
         numbers = values.astype(np.float32)
-        squares = np.einsum("ij,ij->i", numbers, numbers)
-        return _finite(math.sqrt(float(np.dot(squares, np.square(scales, dtype=np.float64)))))
+        squares = np.vecdot(numbers, numbers)  # whole numbers below 2**24: exact
+        total = float(np.dot(squares, np.square(scales, dtype=np.float64)))
+        if not math.isfinite(total):  # a scale that is not finite makes it so, whatever it is multiplied by
+            raise ArtifactRejected("not finite", "scales hold numbers that are not finite")
+        if scales.min(initial=0) < 0:
+            raise ArtifactRejected("malformed", "scales hold numbers below 0")
+        if total > _LARGEST_SQUARE:
+            raise ArtifactRejected("norm", "its norm is more than fp32 holds")
+        return math.sqrt(total)
 
-    def _check_places(self, places: np.ndarray, values: np.ndarray) -> None:
-        last = last_of_rising(places, self._top_k, self._bits)
-        if last is None:
+    def _check_places(self, planes: Planes, values: np.ndarray) -> None:
+        if not rising(planes, self._top_k):
             raise ArtifactRejected("index", "places of a chunk that do not go up: expected each once, in order")
-        if last.max(initial=0) >= self._chunk:
-            raise ArtifactRejected("index", f"place {last.max()} of a chunk of {self._chunk} values")
+        if self._chunk < 1 << self._bits:
+            last = numbers_of(planes, slice(self._top_k - 1, None, self._top_k)).max(initial=0)
+            if last >= self._chunk:
+                raise ArtifactRejected("index", f"place {last} of a chunk of {self._chunk} values")
         if self._basis is None:
-            behind = self._unpacked(places[-1:])[0] >= self._count - (self._chunks - 1) * self._chunk
+            places = numbers_of(planes, slice(-self._top_k, None))
+            behind = places >= self._count - (self._chunks - 1) * self._chunk
             if (behind & (values[-1] != 0)).any():
                 raise ArtifactRejected("index", f"a place behind the last of {self._count} weights")
 
@@ -163,7 +168,8 @@ class SparseCodec(ContributionCodec):
 
     def fold(self, total: Tensor, tensors: Tensors) -> None:
         values = tensors["values"].astype(np.float32) * tensors["scales"][:, None]
-        places = self._unpacked(tensors["places"]) + self._chunk * np.arange(self._chunks)[:, None]  # int64
+        found = numbers_of(self._planes(tensors["places"])).reshape(values.shape)
+        places = found + self._chunk * np.arange(self._chunks)[:, None]  # int64
         total.view(-1).index_add_(0, torch.from_numpy(places.reshape(-1)), torch.from_numpy(values.reshape(-1)))
 
     def finish(self, total: Tensor, factor: float) -> Tensor:
@@ -180,8 +186,8 @@ class SparseCodec(ContributionCodec):
         basis = self._basis.to(delta.device)
         return (basis @ padded.view(-1, self._side, self._side) @ basis.T).view(self._chunks, self._chunk)
 
-    def _unpacked(self, places: np.ndarray) -> np.ndarray:
-        return unpack_bits(places, self._top_k, self._bits)
+    def _planes(self, places: np.ndarray) -> Planes:
+        return unpack_planes(places, self._chunks * self._top_k, self._bits)
 
 
 class AggregateCodec:
@@ -233,9 +239,3 @@ def _finite_norm(values: np.ndarray, what: str) -> float:
     if not math.isfinite(total):
         raise ArtifactRejected("not finite", f"{what} hold numbers that are not finite, or whose squares are not")
     return math.sqrt(total)
-
-
-def _finite(norm: float) -> float:
-    if not math.isfinite(norm):
-        raise ArtifactRejected("norm", "its norm is not finite")
-    return norm

@@ -1,6 +1,8 @@
 """Gathering a window: contributions are checked as they come, and added up one by one, in a fixed order.
 
-One is checked while others are read: each thread reads one, checks it and keeps what there is room for.
+One is checked while others are read: by the thread that has read it where it is large, by the caller where it is small.
+(A check is some twenty calls, each of which lets go of the interpreter and asks for it again. Where they take
+microseconds, threads that check at a time spend more on handing it round than on the checks.)
 Memory is bounded by bytes: checked contributions are kept as long as they fit, the others are read again, at the very
 version that was checked, when their turn comes. However many there are, the sum is one buffer.
 """
@@ -10,9 +12,11 @@ from __future__ import annotations
 import math
 import statistics
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,10 +25,22 @@ from penstock.exchange.artifacts import Artifact
 from penstock.exchange.codec import ContributionCodec
 from penstock.exchange.manifests import Rejected
 from penstock.exchange.receiving import OpenWindow, Received, Receiver, TooLate
+from penstock.storage import ObjectInfo
 
 GATHER_BYTES = 256 << 20
 _REQUESTS = 8
+_LARGE_BYTES = 4 << 20
+"""From here on a contribution is checked by the thread that has read it."""
 _EMPTY = Artifact({}, {}, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A contribution that came in time, unchecked."""
+
+    uid: str
+    data: memoryview
+    info: ObjectInfo
 
 
 class Gathering:
@@ -63,8 +79,9 @@ class Gathering:
         """When those were written that came behind the window's time."""
         self._lock = threading.Lock()
         self._held = 0
-        at_once = min(_REQUESTS, max(1, self._budget // (2 * receiver.limit_bytes)))
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="gather")
+        self._at_once = min(2 * _REQUESTS, max(1, self._budget // (2 * receiver.limit_bytes)))
+        """How many may be in memory unchecked."""
+        self._pool = ThreadPoolExecutor(min(_REQUESTS, self._at_once), thread_name_prefix="gather")
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -76,8 +93,17 @@ class Gathering:
         # What was late stays so until the window is made longer: written again, it would be later still.
         late = {uid for uid, written_at in self._late.items() if written_at > closes_at}
         waiting = [uid for uid in uids if uid not in judged and uid not in late]
-        for _ in self._pool.map(self._take, waiting):
-            pass
+        coming: deque[Future[_Read | None]] = deque()
+        try:
+            for uid in waiting:
+                if len(coming) == self._at_once:
+                    self._check(coming.popleft().result())
+                coming.append(self._pool.submit(self._read, uid))
+            while coming:
+                self._check(coming.popleft().result())
+        finally:
+            for each in coming:
+                each.cancel()
 
     def choose(self, uids: Sequence[str], seats: int) -> list[Received]:
         """The contributions that take the seats, in this order; those whose norm is out of all proportion do not."""
@@ -123,18 +149,35 @@ class Gathering:
         norms = [each.norm for each in self.received.values() if 0 < each.norm <= self._max_norm] + self._usual
         return statistics.median_low(norms) if norms else 0.0
 
-    def _take(self, uid: str) -> None:
-        """Read and check what a worker sent, if it sent anything."""
+    def _read(self, uid: str) -> _Read | None:
+        """Read what a worker sent, if it sent anything. What is small is left to the caller to check."""
         self._late.pop(uid, None)
+        with self._judging(uid):
+            found = self._receiver.read(uid, self.expected)
+            if found is not None:
+                read = _Read(uid, *found)
+                if read.info.size_bytes < _LARGE_BYTES:
+                    return read
+                self._check(read)
+        return None
+
+    def _check(self, read: _Read | None) -> None:
+        """Check what was read, and keep it if it is sound."""
+        if read is not None:
+            with self._judging(read.uid):
+                self.received[read.uid] = self._kept(
+                    self._receiver.check(read.uid, self.expected, read.data, read.info)
+                )
+
+    @contextmanager
+    def _judging(self, uid: str) -> Iterator[None]:
+        """Note what is wrong with a contribution."""
         try:
-            received = self._receiver.receive(uid, self.expected)
+            yield
         except TooLate as error:
             self._late[uid] = error.written_at
         except ArtifactRejected as error:
             self.reject(uid, error.reason, error.told[:300])
-        else:
-            if received is not None:
-                self.received[uid] = self._kept(received)
 
     def _read_again(self, each: Received) -> Received | None:
         """What was not kept; None, and rejected, where it is no longer what was checked."""

@@ -1,19 +1,19 @@
 """The key layout: where everything of a run lies, by run, version, worker and window.
 
-    gradients     <run>/v1/<uid>/<window>.safetensors         a miner's contribution; a miner writes below its uid alone
-                  <run>/v1/<uid>/presence                     written when it starts: its key may write here
-    aggregator    <run>/v1/run.json                           settings, what the data and the model are; written once
-                  <run>/v1/tokenizer.json                     the run's tokenizer
-                  <run>/v1/members.json                       who may contribute
-                  <run>/v1/clock                              written to read the store's clock
-                  <run>/v1/windows/<window>.json              the manifest of a window, put only where there is none
-                  <run>/v1/aggregates/<window>-<digest>.safetensors
-                  <run>/v1/scores/<validator>/<window>.json   a validator's word; it writes below its name alone
-                  <run>/v1/scores/<validator>/latest.json
-    checkpoints   <run>/v1/<windows learned>.json             names the file below; put only where there is none
-                  <run>/v1/<windows learned>-<digest>.safetensors
+    gradients     <run>/v2/<uid>/<window>.safetensors         a miner's contribution; a miner writes below its uid alone
+                  <run>/v2/<uid>/presence                     written when it starts: its key may write here
+    aggregator    <run>/v2/run.json                           settings, what the data and the model are; written once
+                  <run>/v2/tokenizer.json                     the run's tokenizer
+                  <run>/v2/members.json                       who may contribute
+                  <run>/v2/clock                              written to read the store's clock
+                  <run>/v2/windows/<window>.json              the manifest of a window, put only where there is none
+                  <run>/v2/aggregates/<window>-<digest>.safetensors
+                  <run>/v2/scores/<validator>/<window>.json   a validator's word; it writes below its name alone
+                  <run>/v2/scores/<validator>/latest.json
+    checkpoints   <run>/v2/<windows learned>.json             names the file below; put only where there is none
+                  <run>/v2/<windows learned>-<digest>.safetensors
 
-Windows are numbers of eight digits, so that keys sort as windows do. `v1` is the version of the formats.
+Windows are numbers of eight digits, so that keys sort as windows do. `v2` is the version of the formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 
 from penstock.errors import ConfigError
 
-VERSION = "v1"
+VERSION = "v2"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _DIGEST_DIGITS = 16
 

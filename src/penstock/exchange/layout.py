@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import torch
+from blake3 import blake3
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError
@@ -53,7 +53,7 @@ class WeightVector:
 
 def digest_of(weights: Tensor) -> str:
     """What a replica's weights are told by."""
-    return hashlib.sha256(raw(weights.numpy())).hexdigest()
+    return blake3(raw(weights.numpy())).hexdigest()
 
 
 def _distinct(network: nn.Module) -> list[tuple[str, Tensor]]:

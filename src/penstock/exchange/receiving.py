@@ -70,7 +70,14 @@ class Receiver:
             return None
 
     def receive(self, uid: str, expected: OpenWindow, *, seen: ObjectInfo | None = None) -> Received | None:
-        """Read and check what is there, None where nothing is; `ArtifactRejected` says why it is not used.
+        """Read and check what is there, None where nothing is; `ArtifactRejected` says why it is not used."""
+        found = self.read(uid, expected, seen=seen)
+        return None if found is None else self.check(uid, expected, *found)
+
+    def read(
+        self, uid: str, expected: OpenWindow, *, seen: ObjectInfo | None = None
+    ) -> tuple[memoryview, ObjectInfo] | None:
+        """What is there if it came in time and is no larger than it can be, unchecked otherwise.
 
         Args:
             uid: Whose.
@@ -78,11 +85,14 @@ class Receiver:
             seen: The very object that it has to be, where it was read before.
         """
         try:
-            data, info = self._storage.get_if(
+            return self._storage.get_if(
                 self._keys.contribution(uid, expected.window), lambda found: self._allow(found, expected, seen)
             )
         except ObjectNotFound:
             return None
+
+    def check(self, uid: str, expected: OpenWindow, data: memoryview, info: ObjectInfo) -> Received:
+        """Check what was read."""
         artifact = unpack(data, self._codec.shapes)
         samples = self._check_header(artifact, uid, expected)
         norm = self._codec.check(artifact.tensors)
