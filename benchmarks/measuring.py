@@ -45,6 +45,7 @@ class Children:
             "DATA_OPTIMIZER_CACHE_FOLDER": str(self.home / "litdata"),
             "PENSTOCK_CACHE": str(self.home / "penstock"),
             "PYTHONWARNINGS": "ignore",
+            "PYTHONDONTWRITEBYTECODE": "",  # an installed package has its bytecode, and so do the peers
             "TOKENIZERS_PARALLELISM": "true",
         }
         return subprocess.Popen(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.feed import token_store
 from penstock.feed.buffers import Buffers
 from penstock.feed.gathered import GatheredIds, GatheredRows, gather
 from penstock.feed.gathering import assemble
@@ -70,6 +71,40 @@ def test_rows_of_one_length_are_put_so_that_a_segment_is_a_matrix_of_them(tmp_pa
     uneven = store.get(2)
     assert uneven is not None
     assert uneven.ids.tolist() == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("length", [16, 13, 1])
+def test_rows_of_several_segments_are_those_of_one_matrix_too(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 500)
+    stores = [TokenStore(tmp_path, chunk_count=24, dtype=DTYPE, max_bytes=None) for _ in range(2)]
+    parts: list[TokenChunk] = []
+    for number in range(24):
+        stores[number % 2].put(number, chunk([length] * (1 + number % 5), 50 * number))
+        found = stores[0].get(number)  # of a segment that is mapped again as it grows
+        assert found is not None
+        parts.append(found)
+    assert len({id(part.mapped) for part in parts}) > 4
+    every = [(number, place) for number, part in enumerate(parts) for place in range(len(part.offsets) - 1)]
+    of_part, places = np.random.default_rng(length).permutation(every).T
+    gathered = gather(parts, of_part, places, DTYPE)
+    assert isinstance(gathered, GatheredRows)
+    wanted = expected(parts, of_part, places)
+    del found, parts, stores
+    assert gathered.whole().tolist() == wanted
+    assert gathered.rows(3, 9).reshape(-1).tolist() == wanted[3 * length : 9 * length]
+    assert gathered[5:-7].tolist() == wanted[5:-7]
+
+
+def test_rows_that_are_not_at_whole_numbers_of_each_other_are_gathered_one_by_one() -> None:
+    odd = np.zeros(65, np.uint8)[1:].view(DTYPE)
+    odd[:] = np.arange(100, 132)
+    parts = [chunk([16, 16], 0), TokenChunk(odd, np.array([0, 16, 32]))]
+    assert parts[0].ids.ctypes.data % 2 != odd.ctypes.data % 2
+    gathered = gather(parts, np.array([1, 0, 1]), np.array([1, 1, 0]), DTYPE)
+    assert isinstance(gathered, GatheredIds)
+    assert gathered.whole().tolist() == [*range(116, 132), *range(16, 32), *range(100, 116)]
 
 
 def test_a_buffer_is_used_again_only_when_nobody_looks_at_it() -> None:

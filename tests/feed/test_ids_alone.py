@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_they_are_the_batches_of_a_loader_with_all_fields_and_so_are_the_states_
             assert (alone.epoch, alone.position) == (epoch, full.position)
         assert (alone.epoch, alone.step) == (epoch + 1, 0)
         assert alone.timings()["batches"] == full.timings()["batches"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_in_many_segments_gives_the_same_batches(
+    kept: Path, kind: str, order: OrderName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [plain(batch) for batch in make_loader(kept / kind, order=order)]
+    shutil.copytree(kept / kind, tmp_path / "store", ignore=shutil.ignore_patterns("tokens"))
+    monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 30_000)
+    loader = make_loader(tmp_path / "store", order=order)
+    for _ in range(2):  # the first reads them in, the second has all at hand
+        assert [plain(batch) for batch in loader] == wanted
+        loader.reshuffle(0)
+    assert len(list((tmp_path / "store" / "tokens").glob("*/segments/*"))) > 4
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from penstock.feed.token_store import TokenChunk
 
@@ -61,18 +63,14 @@ class GatheredIds:
 
 
 class GatheredRows:
-    """The same for samples of one length that lie at multiples of it, as the store puts them: rows of a matrix."""
+    """The same for samples of one length: rows of a matrix, wherever they lie."""
 
-    def __init__(
-        self, parts: list[TokenChunk], of_part: np.ndarray, places: np.ndarray, length: int, dtype: np.dtype
-    ) -> None:
-        self.dtype = dtype
-        self.length = length
-        self.offsets = np.arange(len(places) + 1, dtype=np.int64) * length
-        held = _Held(parts, dtype)
-        self._holders = [holder[: len(holder) // length * length].reshape(-1, length) for holder in held.holders]
-        self._rows = held.firsts(length * dtype.itemsize)[of_part] + places
-        self._holder_of = None if held.numbers is None else held.numbers[of_part]
+    def __init__(self, rows: _RowsOfParts, of_part: np.ndarray, places: np.ndarray) -> None:
+        self.length = rows.matrix.shape[1]
+        self.dtype = rows.matrix.dtype
+        self.offsets = np.arange(len(places) + 1, dtype=np.int64) * self.length
+        self._held = rows
+        self._rows = rows.firsts[of_part] + places * rows.step
 
     def __len__(self) -> int:
         return len(self._rows) * self.length
@@ -91,15 +89,47 @@ class GatheredRows:
 
     def rows(self, begin: int, end: int) -> np.ndarray:
         """Some of its rows, as a matrix of its own."""
-        rows = self._rows[begin:end]
-        if self._holder_of is None:
-            return self._holders[0].take(rows, axis=0)
-        told = zip(self._holder_of[begin:end].tolist(), rows.tolist(), strict=True)
-        return np.concatenate([self._holders[number][row] for number, row in told]).reshape(-1, self.length)
+        return self._held.take(self._rows[begin:end])
 
     def whole(self) -> np.ndarray:
         """All of it, as one array."""
         return self[:]
+
+
+class _RowsOfParts(NamedTuple):
+    """A matrix that has the rows of several runs of samples among its rows."""
+
+    matrix: np.ndarray
+    step: int
+    """From one row of a run to the next."""
+    firsts: np.ndarray
+    """The first row of each run."""
+    holders: list[np.ndarray]
+    """Whose memory it is."""
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """A copy of these rows. Where rows of the matrix overlap, `np.take` would copy the whole of it first."""
+        return self.matrix.take(rows, axis=0) if self.step == 1 else self.matrix[rows]
+
+    @classmethod
+    def of(cls, parts: list[TokenChunk], length: int, dtype: np.dtype) -> _RowsOfParts | None:
+        """None where there is no such matrix."""
+        held = _Held(parts, dtype)
+        row_bytes = length * dtype.itemsize
+        if held.numbers is None and all(part.at % row_bytes == 0 for part in parts):  # as the store puts them
+            holder = held.holders[0]
+            matrix = holder[: len(holder) // length * length].reshape(-1, length)
+            return cls(matrix, 1, held.firsts(row_bytes), held.holders)
+        # A row begins at every number in memory, from the first holder to the last: what lies between them is never asked for.
+        begins = np.array([holder.__array_interface__["data"][0] for holder in held.holders])
+        lowest = int(begins.argmin())
+        places, left = np.divmod(begins - begins[lowest], dtype.itemsize)
+        count = int((places + [len(holder) for holder in held.holders]).max()) - length + 1
+        if left.any() or count < 1 or count * row_bytes >= 1 << 63:
+            return None
+        matrix = as_strided(held.holders[lowest], (count, length), (dtype.itemsize, dtype.itemsize), writeable=False)
+        of_parts = places[0] if held.numbers is None else places[held.numbers]
+        return cls(matrix, length, held.firsts(dtype.itemsize) + of_parts, held.holders)
 
 
 class _Held:
@@ -131,9 +161,8 @@ def gather(
 ) -> GatheredIds | GatheredRows:
     """Samples from several runs of samples: sample i is sample ``places[i]`` of run ``of_part[i]``."""
     length = common_length(parts)
-    if length and all(part.at % (length * dtype.itemsize) == 0 for part in parts):
-        return GatheredRows(parts, of_part, places, length, dtype)
-    return GatheredIds(parts, of_part, places, dtype)
+    rows = _RowsOfParts.of(parts, length, dtype) if length else None
+    return GatheredIds(parts, of_part, places, dtype) if rows is None else GatheredRows(rows, of_part, places)
 
 
 def common_length(parts: list[TokenChunk]) -> int | None:
