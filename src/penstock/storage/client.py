@@ -15,7 +15,8 @@ from penstock.storage.base import ObjectInfo
 from penstock.storage.connection import READING, WRITING, Timeouts, call, connect, refuse_after_fork
 from penstock.storage.keys import check_prefix
 from penstock.storage.partial import ChangedWhileRead, PartialRead
-from penstock.storage.plain_http import PlainAnswer, PlainReads, speaks_plainly
+from penstock.storage.plain_answer import PlainAnswer
+from penstock.storage.plain_http import PlainReads, speaks_plainly
 from penstock.storage.retry import RetryBudget
 
 if TYPE_CHECKING:
