@@ -167,6 +167,36 @@ def test_threads_share_the_work(cache: TokenCache, tokenizer: Tokenizer, monkeyp
     assert sum(calls) == len(TEXTS)
 
 
+def test_waiting_for_others_is_given_up_only_when_nothing_comes_any_more(
+    cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "_BUSY_TIMEOUT_S", 0.3)
+    really, last = ChunkTexts.tokens, cache.chunk_count - 1
+
+    def slow(self: ChunkTexts, numbers: list[int], *more: Any) -> list[TokenChunk]:
+        time.sleep(0.5 if 0 in numbers else 0.0)
+        return really(self, numbers, *more)
+
+    monkeypatch.setattr(ChunkTexts, "tokens", slow)
+    store = cache._open().store
+    assert store is not None
+    with ThreadPoolExecutor(1) as pool:
+        with store.making(last):
+            found = pool.submit(samples_of, cache)
+            while (cache.token_counts() < 0).sum() > 1:
+                time.sleep(0.01)
+            time.sleep(0.1)  # all others took longer than anybody waits, and the last one takes a little more
+        assert found.result(timeout=10) == expected(tokenizer)
+
+
+def test_a_chunk_that_nobody_finishes_is_told(cache: TokenCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "_BUSY_TIMEOUT_S", 0.05)
+    store = cache._open().store
+    assert store is not None
+    with store.making(0), pytest.raises(StorageError, match="chunk 0 has been in the making elsewhere"):
+        cache.chunks([0])
+
+
 BUILD = """
 import pickle, sys
 from penstock.feed import token_cache

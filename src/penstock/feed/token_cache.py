@@ -144,7 +144,7 @@ class TokenCache:
         wanted = list(numbers)
         found: dict[int, TokenChunk] = {}
         store = self._open().store
-        deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        count, deadline = -1, 0.0
         while True:
             if store is not None:
                 with self.timings.of("fetch"):
@@ -155,6 +155,8 @@ class TokenCache:
                 return [found[number] for number in wanted]
             made = self._make_all(missing)
             found |= made
+            if len(found) > count:  # time runs while nothing comes: all of a large data set takes hours
+                count, deadline = len(found), time.monotonic() + _BUSY_TIMEOUT_S
             if not made:  # others are at all of them
                 if time.monotonic() > deadline:
                     raise StorageError(
