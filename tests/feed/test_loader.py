@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.blocks import BlockManager, ingest
-from penstock.errors import BlockStoreError, ConfigError
+from penstock.errors import BlockStoreError, ConfigError, PenstockError
 from penstock.feed import Tokenizer, source_feed, token_cache, train_tokenizer
+from penstock.feed.chat import ChatFormat
 from penstock.feed.loader import DistributedLoader
 from penstock.feed.pieces import PACKINGS, Packing
+from penstock.feed.token_cache import TokenCache
 from penstock.plans.orders import ORDERS, OrderName
 
 SIZES = (1, 2, 7, 50, 203)
@@ -348,6 +350,47 @@ def test_a_tokenizer_can_be_named_by_its_file(
     assert [batch["input_ids"].tolist() for batch in by_name] == [batch["input_ids"].tolist() for batch in by_hand]
     assert by_name.tokenizer is not None
     assert by_name.tokenizer.engine == "gigatoken"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_iteration_ends_when_another_begins_and_the_place_is_not_lost(
+    stores: dict[int, BlockManager], tokenizer: Tokenizer, packed: bool
+) -> None:
+    more: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": LENGTH} if packed else {}
+    loader = DistributedLoader(stores[203], 7, **more)
+    older = iter(loader)
+    next(older)
+    assert len(list(loader)) > 1
+    assert (loader.epoch, loader.step) == (1, 0)
+    with pytest.raises(PenstockError, match="another iteration over this loader has begun"):
+        next(older)  # a batch of epoch 0, which would be counted in epoch 1
+    assert (loader.epoch, loader.step) == (1, 0)
+    with pytest.raises(PenstockError, match="another iteration over this loader has begun"):
+        list(zip(loader, loader, strict=True))
+
+
+def test_a_cache_that_holds_other_tokens_is_refused(stores: dict[int, BlockManager], tokenizer: Tokenizer) -> None:
+    blocks, other = stores[203], train_tokenizer(TEXTS, vocab_size=280)
+
+    def first(cache: TokenCache, **more: Any) -> dict[str, Any]:
+        return next(iter(DistributedLoader(blocks, 7, tokenizer=tokenizer, sequence_length=16, cache=cache, **more)))
+
+    assert len(first(TokenCache(blocks, tokenizer))["input_ids"])
+    chat = ChatFormat(tokenizer, "plain")
+    wrong: list[tuple[str, TokenCache, dict[str, Any]]] = [
+        ("data set: got", TokenCache(stores[50], tokenizer), {}),
+        ("tokenizer: got", TokenCache(blocks, other), {}),
+        ("learn: got 'all', expected 'assistant'", TokenCache(blocks, tokenizer), {"learn": "assistant"}),
+        ("learn: got 'assistant', expected 'all'", TokenCache(blocks, tokenizer, chat=chat), {}),
+        (
+            "chat template: got",
+            TokenCache(blocks, tokenizer, chat=chat),
+            {"learn": "assistant", "chat_template": "{{ messages }}"},
+        ),
+    ]
+    for message, cache, more in wrong:
+        with pytest.raises(ConfigError, match=f"holds other tokens than this loader feeds: {message}"):
+            first(cache, **more)
 
 
 def test_a_store_that_still_grows_is_refused(tmp_path: Path) -> None:

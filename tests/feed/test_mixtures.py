@@ -330,6 +330,10 @@ def test_mixtures_that_cannot_work_are_refused(tmp_path: Path, stores: dict[str,
         ({"epochs": {"web": 0}}, "epochs of web are below 1"),
         ({"steps_per_epoch": 3}, "go with weights"),
         ({"weights": {"web": 1}, "steps_per_epoch": 0}, "steps_per_epoch=0 is no epoch"),
+        ({"weights": {"web": 1}, "steps_per_epoch": 2.5}, r"steps_per_epoch=2\.5 is of type float"),
+        ({"weights": {"web": 1}, "schedule": {1.5: {"web": 1}}}, r"step=1\.5 is of type float"),
+        ({"epochs": {"web": 1.5}}, r"epochs of web=1\.5 is of type float: expected a whole number"),
+        ({"datasets": {0: stores["web"]}}, r"data sets are named \[0\]: expected texts"),
     ):
         with pytest.raises(ConfigError, match=told):
             Mix(**{"datasets": sets, **chosen})

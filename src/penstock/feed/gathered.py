@@ -120,7 +120,7 @@ class _RowsOfParts(NamedTuple):
             holder = held.holders[0]
             matrix = holder[: len(holder) // length * length].reshape(-1, length)
             return cls(matrix, 1, held.firsts(row_bytes), held.holders)
-        # A row begins at every number in memory, from the first holder to the last: what lies between them is never asked for.
+        # A row begins at every number in memory, from the first holder to the last; nobody asks for what lies between.
         begins = np.array([holder.__array_interface__["data"][0] for holder in held.holders])
         lowest = int(begins.argmin())
         places, left = np.divmod(begins - begins[lowest], dtype.itemsize)
