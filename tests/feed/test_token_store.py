@@ -102,3 +102,15 @@ def test_a_store_that_was_closed_writes_to_no_other_file(tmp_path: Path) -> None
         other.seek(0)
         assert other.read() == b""
         other.close()
+
+
+def test_a_chunk_whose_segment_was_let_go_of_meanwhile_is_not_remembered(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.put(3, chunk_of(3))
+    forget = store._forget
+    found = store.get(3)
+    assert found is not None
+    forget(0)
+    store._remember(3, found, 0)  # as a thread does that was at it
+    assert not store._recent
+    assert not store._recent_of

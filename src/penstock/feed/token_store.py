@@ -199,6 +199,9 @@ class TokenStore:
     def _remember(self, number: int, chunk: TokenChunk, segment: int) -> None:
         """Keep what it cost to open a chunk: not its tokens, which stay in the file."""
         with self._lock:
+            known = self._maps.get(segment)
+            if known is None or known[0] is not chunk.mapped:
+                return  # it was let go of meanwhile
             if number not in self._recent:
                 self._recent[number] = chunk
                 self._recent_bytes += chunk.offsets.nbytes
