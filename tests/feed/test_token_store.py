@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from penstock.feed import token_store
 from penstock.feed.token_store import TokenChunk, TokenStore
 
 DTYPE = np.dtype("<u2")
@@ -114,3 +118,34 @@ def test_a_chunk_whose_segment_was_let_go_of_meanwhile_is_not_remembered(tmp_pat
     store._remember(3, found, 0)  # as a thread does that was at it
     assert not store._recent
     assert not store._recent_of
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_without_locks_everybody_makes_what_he_needs_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(token_store.fcntl, "lockf", refuse)
+    store = open_store(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            with store.making(number) as mine, store.making(number) as again:
+                assert mine
+                assert not again  # threads of one process still share the work
+                store.put(number, chunk_of(number))
+    assert [ids_of(store, number) for number in range(3)] == [chunk_of(number).ids.tolist() for number in range(3)]
+    assert len(caplog.records) == 1
+    assert f"{tmp_path}: the file system has no locks" in caplog.text
+
+
+def test_other_troubles_with_locks_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    store = open_store(tmp_path)
+    monkeypatch.setattr(token_store.fcntl, "lockf", fail)
+    with pytest.raises(OSError, match="Input/output error"), store.making(1):
+        pass
+    assert not store._making

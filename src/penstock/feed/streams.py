@@ -93,7 +93,7 @@ class PackedStream:
         except NotTokenised as error:
             raise ConfigError(
                 f"data set {self._source.source!r} is mixed by the number of its sequences, and {error.missing} of it "
-                f"are not tokenised: run `penstock tokenize {self._source.blocks.dataset_path}` with the same tokenizer "
+                f"are not tokenised: run `penstock tokenize {self._source.blocks.dataset_path}` with this tokenizer "
                 "first, or mix by weights and give steps_per_epoch"
             ) from error
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import threading
@@ -30,6 +31,8 @@ from isal import isal_zlib
 from penstock.feed.unmapping import give_back
 from penstock.feed.used_chunks import UsedChunks
 
+_log = logging.getLogger(__name__)
+
 SEGMENT_BYTES = 256 << 20
 """Of a store that is bounded, at most: what is deleted together."""
 _SEGMENTS = 8
@@ -43,6 +46,8 @@ _LARGEST_ROW_BYTES = 64 << 10
 _PIECE_BYTES = 128 << 10
 """What is written by one request is kept together in the system's memory, and mapped and given back as one: larger
 pieces cost less, and map more around what is used."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems of clusters say that were mounted without locks."""
 _PARTS = 512
 """Of one request to write; systems take 1,024."""
 _RECENT_BYTES = 32 << 20
@@ -126,6 +131,7 @@ class TokenStore:
         self._recent_bytes = 0
         self._used = UsedChunks(MAPPED_BYTES)
         self._waits_for_disks = -1
+        self._has_locks = True
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
         self._segment_bytes = _UNBOUNDED_SEGMENT_BYTES
@@ -315,21 +321,37 @@ class TokenStore:
             yield True  # nobody can keep it, so nobody has to wait for it
             return
         try:
+            locked = self._try_lock(number)
             try:
-                fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    raise
-                yield False
-                return
-            try:
-                yield True
+                yield locked is not False
             finally:
-                if self._lock_fd >= 0:  # else it was closed meanwhile, and the lock ended with that
+                if locked and self._lock_fd >= 0:  # else it was closed meanwhile, and the lock ended with that
                     fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1, number)
         finally:
             with self._lock:
                 self._making.discard(number)
+
+    def _try_lock(self, number: int) -> bool | None:
+        """Whether a chunk is this process's to make; None where the file system has no locks: then every process makes
+        what it needs, and the last one's is kept."""
+        if not self._has_locks:
+            return None
+        try:
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            if error.errno not in _NO_LOCKS:
+                raise
+            _log.warning(
+                "%s: the file system has no locks (%s): processes that share this cache may tokenise the same chunks; "
+                "a cache folder on a local disk would be shared",
+                self.folder,
+                error.strerror,
+            )
+            self._has_locks = False
+            return None
+        return True
 
     def _append(self, payloads: list[_Payload]) -> list[tuple[int, int]]:
         """Write payloads behind the others, each where its place leaves its remainder; tells segments and places."""
