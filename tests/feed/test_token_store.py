@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from equipment.processes import Finished, python, run
 from penstock.feed import token_store
 from penstock.feed.token_store import TokenChunk, TokenStore
 
@@ -118,6 +119,25 @@ def test_a_chunk_whose_segment_was_let_go_of_meanwhile_is_not_remembered(tmp_pat
     store._remember(3, found, 0)  # as a thread does that was at it
     assert not store._recent
     assert not store._recent_of
+
+
+AT_THE_END = """
+import atexit, sys
+from pathlib import Path
+import numpy as np
+
+def write_still():
+    store.put(0, TokenChunk(np.arange(6, dtype="<u2"), np.array([0, 6])))
+    print(store.get(0).ids.tolist())
+
+atexit.register(write_still)  # as a thread does that is given time to end
+from penstock.feed.token_store import TokenChunk, TokenStore
+store = TokenStore(Path(sys.argv[1]), chunk_count=1, dtype=np.dtype("<u2"), max_bytes=None)
+"""
+
+
+def test_it_can_be_written_until_the_interpreter_has_ended(tmp_path: Path) -> None:
+    assert run(python(AT_THE_END, str(tmp_path))) == Finished(0, "[0, 1, 2, 3, 4, 5]\n")
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])

@@ -138,7 +138,8 @@ class TokenStore:
         if max_bytes is not None:
             self._segment_bytes = min(SEGMENT_BYTES, max(1, max_bytes // _SEGMENTS))
         self._fds: set[int] = set()
-        weakref.finalize(self, _close_all, self._fds)
+        # Not when the interpreter ends: threads are still at it, and the numbers may be those of other files by then.
+        weakref.finalize(self, _close_all, self._fds).atexit = False
         size = max(1, chunk_count) * _RECORD.itemsize
         self.read_only = False
         try:
