@@ -307,6 +307,8 @@ def test_what_shapes_the_batches_is_refused_by_name_when_it_changes(
         DistributedLoader(stores[50], 4).load_state_dict({**state, "version": 99})
     with pytest.raises(ConfigError, match="not a loader state"):
         DistributedLoader(stores[50], 4).load_state_dict({"version": 1})
+    with pytest.raises(ConfigError, match=r"not a loader state \(ValueError: step below 0\)"):
+        DistributedLoader(stores[50], 4).load_state_dict({**state, "step": -3})
     with pytest.raises(ConfigError, match=r"allow=\['seed'\] cannot be"):
         DistributedLoader(stores[50], 4).load_state_dict(state, allow={"seed"})
 

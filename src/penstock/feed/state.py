@@ -113,6 +113,8 @@ class LoaderState:
                     "it was written by another version of penstock; use that one"
                 )
             mixture: Mapping[str, Any] = fields.get("mixture", {"origin": 0, "drawn": 0, "streams": []})
+            if negative := [name for name in ("epoch", "step", "window", "offset") if fields[name] < 0]:
+                raise ValueError(f"{', '.join(negative)} below 0")
             return cls(
                 shape=dict(fields["shape"]),
                 epoch=int(fields["epoch"]),
