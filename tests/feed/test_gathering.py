@@ -80,6 +80,7 @@ def test_rows_of_several_segments_are_those_of_one_matrix_too(
     monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 500)
     stores = [TokenStore(tmp_path, chunk_count=24, dtype=DTYPE, max_bytes=None) for _ in range(2)]
     parts: list[TokenChunk] = []
+    found: TokenChunk | None = None
     for number in range(24):
         stores[number % 2].put(number, chunk([length] * (1 + number % 5), 50 * number))
         found = stores[0].get(number)  # of a segment that is mapped again as it grows
