@@ -210,6 +210,24 @@ def test_a_sample_that_is_no_chat_is_named(tmp_path: Path, tokenizer: Tokenizer)
         list(loader)
 
 
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ raise_exception('no turns') if messages | length > 1 }}", "the chat template refuses a chat: no turns"),
+        ("{{ messages[0].content + 1 if messages | length > 1 }}", r"the chat template fails on a chat \(TypeError: "),
+    ],
+)
+def test_a_chat_that_its_template_does_not_take_is_named(
+    tmp_path: Path, tokenizer: Tokenizer, template: str, told: str
+) -> None:
+    chats = [[{"role": "assistant", "content": "a"}]] * 5 + [CHAT] + [[{"role": "assistant", "content": "b"}]]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(orjson.dumps({"messages": chat}) + b"\n" for chat in chats))
+    ingest(tmp_path / "a.jsonl", tmp_path / "a")
+    more: Any = {"tokenizer": tokenizer, "sequence_length": 16, "learn": "assistant", "chat_template": template}
+    with pytest.raises(ConfigError, match=f"sample 5 of .*: {told}"):
+        list(DistributedLoader(tmp_path / "a", 2, **more))
+
+
 def test_chats_and_texts_of_one_data_set_have_caches_of_their_own(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chats = chat_loader(tmp_path, ROWS, tokenizer)
     texts = DistributedLoader(tmp_path / "store", 2, tokenizer=tokenizer, sequence_length=64)

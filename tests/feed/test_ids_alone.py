@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,22 @@ def test_a_batch_that_is_kept_is_not_overwritten(kept: Path) -> None:
     list(loader)
     both = [(batch["input_ids"], batch["input_ids"].copy()) for batch in loader]
     assert all(np.array_equal(held, copied) for held, copied in both)
+
+
+@pytest.mark.parametrize("fields", [("input_ids",), ("input_ids", "labels", "spans")])
+@pytest.mark.parametrize("length", [ROW, ROW // 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_the_callers_to_change(kept: Path, kind: str, length: int, fields: Any) -> None:
+    loader = make_loader(kept / kind, sequence_length=length, fields=fields)
+    list(loader)
+    state = loader.state_dict()
+    given = list(islice(loader, 4))  # all of one window, which is kept
+    before = [{name: array.tolist() for name, array in batch.items()} for batch in given]
+    for batch in given:
+        for array in batch.values():
+            array[:] = 1
+    loader.load_state_dict(state)
+    assert [{name: array.tolist() for name, array in batch.items()} for batch in islice(loader, 4)] == before
 
 
 # -- what counts as this process's memory ------------------------------------------------------------------------------

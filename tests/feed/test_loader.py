@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.blocks import BlockManager, ingest
-from penstock.errors import BlockStoreError, ConfigError
+from penstock.errors import BlockStoreError, ConfigError, PenstockError
 from penstock.feed import Tokenizer, source_feed, token_cache, train_tokenizer
+from penstock.feed.chat import ChatFormat
 from penstock.feed.loader import DistributedLoader
 from penstock.feed.pieces import PACKINGS, Packing
+from penstock.feed.token_cache import TokenCache
 from penstock.plans.orders import ORDERS, OrderName
 
 SIZES = (1, 2, 7, 50, 203)
@@ -295,8 +297,8 @@ def test_what_shapes_the_batches_is_refused_by_name_when_it_changes(
         ({"drop_last": True}, "drop_last: got True"),
         ({"sequence_length": 32}, "sequence_length: got 32, expected 16"),
         ({"packing": "pad"}, "packing: got 'pad', expected 'concatenate'"),
-        ({"tokenizer": other}, "tokenizer: got 'sha256"),
-        ({"dataset": stores[7]}, "dataset_id: got 'sha256"),
+        ({"tokenizer": other}, r"tokenizer: got 'sha256.* \(tokenizer is its files, .* the version of the library"),
+        ({"dataset": stores[7]}, r"dataset_id: got 'sha256.* \(dataset_id is the source's files .*fingerprint is"),
     ):
         wanted = {"dataset": stores[50], "batch_size": 4, "seed": 1, "tokenizer": tokenizer, "sequence_length": LENGTH}
         with pytest.raises(ConfigError, match=f"the state belongs to other batches: .*{field}"):
@@ -305,6 +307,8 @@ def test_what_shapes_the_batches_is_refused_by_name_when_it_changes(
         DistributedLoader(stores[50], 4).load_state_dict({**state, "version": 99})
     with pytest.raises(ConfigError, match="not a loader state"):
         DistributedLoader(stores[50], 4).load_state_dict({"version": 1})
+    with pytest.raises(ConfigError, match=r"not a loader state \(ValueError: step below 0\)"):
+        DistributedLoader(stores[50], 4).load_state_dict({**state, "step": -3})
     with pytest.raises(ConfigError, match=r"allow=\['seed'\] cannot be"):
         DistributedLoader(stores[50], 4).load_state_dict(state, allow={"seed"})
 
@@ -348,6 +352,47 @@ def test_a_tokenizer_can_be_named_by_its_file(
     assert [batch["input_ids"].tolist() for batch in by_name] == [batch["input_ids"].tolist() for batch in by_hand]
     assert by_name.tokenizer is not None
     assert by_name.tokenizer.engine == "gigatoken"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_iteration_ends_when_another_begins_and_the_place_is_not_lost(
+    stores: dict[int, BlockManager], tokenizer: Tokenizer, packed: bool
+) -> None:
+    more: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": LENGTH} if packed else {}
+    loader = DistributedLoader(stores[203], 7, **more)
+    older = iter(loader)
+    next(older)
+    assert len(list(loader)) > 1
+    assert (loader.epoch, loader.step) == (1, 0)
+    with pytest.raises(PenstockError, match="another iteration over this loader has begun"):
+        next(older)  # a batch of epoch 0, which would be counted in epoch 1
+    assert (loader.epoch, loader.step) == (1, 0)
+    with pytest.raises(PenstockError, match="another iteration over this loader has begun"):
+        list(zip(loader, loader, strict=True))
+
+
+def test_a_cache_that_holds_other_tokens_is_refused(stores: dict[int, BlockManager], tokenizer: Tokenizer) -> None:
+    blocks, other = stores[203], train_tokenizer(TEXTS, vocab_size=280)
+
+    def first(cache: TokenCache, **more: Any) -> dict[str, Any]:
+        return next(iter(DistributedLoader(blocks, 7, tokenizer=tokenizer, sequence_length=16, cache=cache, **more)))
+
+    assert len(first(TokenCache(blocks, tokenizer))["input_ids"])
+    chat = ChatFormat(tokenizer, "plain")
+    wrong: list[tuple[str, TokenCache, dict[str, Any]]] = [
+        ("data set: got", TokenCache(stores[50], tokenizer), {}),
+        ("tokenizer: got", TokenCache(blocks, other), {}),
+        ("learn: got 'all', expected 'assistant'", TokenCache(blocks, tokenizer), {"learn": "assistant"}),
+        ("learn: got 'assistant', expected 'all'", TokenCache(blocks, tokenizer, chat=chat), {}),
+        (
+            "chat template: got",
+            TokenCache(blocks, tokenizer, chat=chat),
+            {"learn": "assistant", "chat_template": "{{ messages }}"},
+        ),
+    ]
+    for message, cache, more in wrong:
+        with pytest.raises(ConfigError, match=f"holds other tokens than this loader feeds: {message}"):
+            first(cache, **more)
 
 
 def test_a_store_that_still_grows_is_refused(tmp_path: Path) -> None:

@@ -330,6 +330,10 @@ def test_mixtures_that_cannot_work_are_refused(tmp_path: Path, stores: dict[str,
         ({"epochs": {"web": 0}}, "epochs of web are below 1"),
         ({"steps_per_epoch": 3}, "go with weights"),
         ({"weights": {"web": 1}, "steps_per_epoch": 0}, "steps_per_epoch=0 is no epoch"),
+        ({"weights": {"web": 1}, "steps_per_epoch": 2.5}, r"steps_per_epoch=2\.5 is of type float"),
+        ({"weights": {"web": 1}, "schedule": {1.5: {"web": 1}}}, r"step=1\.5 is of type float"),
+        ({"epochs": {"web": 1.5}}, r"epochs of web=1\.5 is of type float: expected a whole number"),
+        ({"datasets": {0: stores["web"]}}, r"data sets are named \[0\]: expected texts"),
     ):
         with pytest.raises(ConfigError, match=told):
             Mix(**{"datasets": sets, **chosen})
@@ -356,8 +360,10 @@ def test_counts_that_are_not_known_yet_are_asked_for(
     ingest(tmp_path / "a.jsonl", tmp_path / "a", 5)
     sets = {"a": tmp_path / "a", "tiny": stores["tiny"]}
     more: dict[str, Any] = {"tokenizer": tokenizer, "sequence_length": LENGTH}
-    with pytest.raises(ConfigError, match="run `penstock tokenize`, or iterate"):
+    advice = f"data set 'a' .* are not tokenised: run `penstock tokenize {tmp_path / 'a'}`.* or mix by weights and give"
+    with pytest.raises(ConfigError, match=advice) as caught:
         list(DistributedLoader(Mix(sets), 4, **more))
+    assert "or iterate" not in str(caught.value)  # that is what was tried
     with pytest.raises(ConfigError, match="has no end yet: give steps_per_epoch"):
         list(DistributedLoader(Mix(sets, weights={"a": 1}), 4, **more))
     endless = DistributedLoader(Mix(sets, weights={"a": 1, "tiny": 1}, steps_per_epoch=5), 4, **more)

@@ -66,6 +66,10 @@ def expected(tokenizer: Tokenizer | KnownTokenizer) -> list[list[int]]:
     return [piece.tolist() for piece in np.split(encoded.ids, encoded.offsets[1:-1])]
 
 
+def full_disk(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
 def segments(cache: TokenCache) -> list[Path]:
     assert cache.folder is not None
     return sorted((cache.folder / "segments").iterdir())
@@ -167,6 +171,53 @@ def test_threads_share_the_work(cache: TokenCache, tokenizer: Tokenizer, monkeyp
     assert sum(calls) == len(TEXTS)
 
 
+def test_waiting_for_others_is_given_up_only_when_nothing_comes_any_more(
+    cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_cache, "_BUSY_TIMEOUT_S", 0.3)
+    really, last = ChunkTexts.tokens, cache.chunk_count - 1
+
+    def slow(self: ChunkTexts, numbers: list[int], *more: Any) -> list[TokenChunk]:
+        time.sleep(0.5 if 0 in numbers else 0.0)
+        return really(self, numbers, *more)
+
+    monkeypatch.setattr(ChunkTexts, "tokens", slow)
+    store = cache._open().store
+    assert store is not None
+    with ThreadPoolExecutor(1) as pool:
+        with store.making(last):
+            found = pool.submit(samples_of, cache)
+            while (cache.token_counts() < 0).sum() > 1:
+                time.sleep(0.01)
+            time.sleep(0.1)  # all others took longer than anybody waits, and the last one takes a little more
+        assert found.result(timeout=10) == expected(tokenizer)
+
+
+@pytest.mark.parametrize("trouble", ["none", "full disk", "little room"])
+def test_of_many_chunks_only_those_that_are_not_on_disk_stay_in_memory(
+    blocks: BlockManager, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr(token_cache, "_CHUNKS_HELD", 3)
+    monkeypatch.setattr(token_cache, "_CHUNKS_TOGETHER", 2)
+    cache = TokenCache(blocks, tokenizer, max_bytes=2400 if trouble == "little room" else None)
+    if trouble == "full disk":
+        monkeypatch.setattr(token_store.os, "pwritev", full_disk)
+    chunks = cache.chunks(range(cache.chunk_count))
+    in_memory = sum(chunk.mapped is None for chunk in chunks)
+    assert in_memory == 0 if trouble == "none" else in_memory > len(chunks) // 2
+    assert samples_of(cache) == expected(tokenizer)
+    found = [piece.tolist() for chunk in chunks for piece in np.split(chunk.ids, chunk.offsets[1:-1])]
+    assert found == expected(tokenizer)
+
+
+def test_a_chunk_that_nobody_finishes_is_told(cache: TokenCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "_BUSY_TIMEOUT_S", 0.05)
+    store = cache._open().store
+    assert store is not None
+    with store.making(0), pytest.raises(StorageError, match="chunk 0 has been in the making elsewhere"):
+        cache.chunks([0])
+
+
 BUILD = """
 import pickle, sys
 from penstock.feed import token_cache
@@ -222,10 +273,7 @@ def test_it_stays_within_its_size_and_old_segments_go_first(
 def test_a_disk_that_takes_no_more_is_told_and_everything_goes_on(
     cache: TokenCache, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(token_store.os, "pwritev", full)
+    monkeypatch.setattr(token_store.os, "pwritev", full_disk)
     with caplog.at_level(logging.WARNING):
         assert samples_of(cache) == expected(tokenizer)
     assert [record.message for record in caplog.records] == [

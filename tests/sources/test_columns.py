@@ -110,6 +110,11 @@ def test_a_string_is_text_even_an_empty_one(text: str) -> None:
     ("row", "reason"),
     [
         ({"text": 5}, "column 'text' holds int, expected a string"),
+        ({"text": []}, "column 'text' holds an empty list, expected a string, or turns that each have a role"),
+        (
+            {"text": [{"content": "x"}]},
+            "column 'text' holds a list that is no chat, expected a string, or turns that each have a role",
+        ),
         ({"text": None}, "column 'text' holds NoneType, expected a string"),
         ({"other": "a"}, "no column 'text': the row has 'other'"),
         ({}, "no column 'text': the row has no columns"),

@@ -223,6 +223,11 @@ class _JinjaTemplate:
             )
         except self._error as error:
             raise ConfigError(f"the chat template refuses a chat: {error}") from error
+        except Exception as error:  # whatever the template does with a turn: it is the user's program
+            raise ConfigError(
+                f"the chat template fails on a chat ({type(error).__name__}: {error}): mend the template, or choose "
+                f"chat_template={', '.join(map(repr, _NEEDED))}"
+            ) from error
 
     def _span(self, text: str, *, learned: bool) -> Iterator[Span]:
         """A rendered text, cut at the template's special tokens; what turns spell gets its letters back."""

@@ -15,7 +15,7 @@ from penstock.feed.token_store import TokenChunk
 if TYPE_CHECKING:
     from penstock.feed.chat import ChatFormat
     from penstock.feed.known_tokenizer import KnownTokenizer
-    from penstock.feed.tokenizer import Tokenizer
+    from penstock.feed.tokenizer import Encoded, Tokenizer
 
 
 class TokenCacheHeader(NamedTuple):
@@ -83,7 +83,7 @@ class ChunkTexts:
         start = number * self._header.chunk_size
         if self._chat is not None:
             with self._timings.of("tokenise"):
-                encoded = self._chat.encode(self._chats(rows, start))
+                encoded = self._encode_chats(self._chat, self._chats(rows, start), start)
                 return TokenChunk(encoded.ids, encoded.offsets)
         ids, offsets = self._blocks.tokens_of(rows)
         foreign = np.flatnonzero(ids >= self._header.vocab_size)
@@ -94,6 +94,17 @@ class ChunkTexts:
                 "name the tokenizer that this data set was made with"
             )
         return TokenChunk(ids.astype(np.dtype(self._header.dtype)), offsets)
+
+    def _encode_chats(self, chat: ChatFormat, chats: list[list[dict[str, str]]], start: int) -> Encoded:
+        try:
+            return chat.encode(chats)
+        except ConfigError:
+            for place, messages in enumerate(chats):  # which of them it is
+                try:
+                    chat.encode([messages])
+                except ConfigError as error:
+                    raise ConfigError(f"sample {start + place} of {self._blocks.dataset_path}: {error}") from error
+            raise
 
     def _chats(self, rows: list[dict[str, Any]], start: int) -> list[list[dict[str, str]]]:
         from penstock.sources.columns import messages_of

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.blocks import BlockManager
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.feed.mix import Mix
+from penstock.feed.numbers import sample_numbers, whole_number
 from penstock.feed.pieces import PACKINGS, Packing
 from penstock.feed.plain_feed import Feed, PlainFeed
 from penstock.feed.rows import FIELDS, FieldName
@@ -82,12 +83,16 @@ class DistributedLoader:
             prefetch_bytes: How much may be made ahead.
             cache: The token cache; beside the data set where not given.
         """
+        batch_size, seed = whole_number("batch_size", batch_size), whole_number("seed", seed)
         if batch_size < 1:
             raise ConfigError(f"batch_size={batch_size} holds no sample: expected 1 or more")
         if order not in ORDERS:
             raise ConfigError(f"order={order!r} is unknown: expected one of {', '.join(ORDERS)}")
+        if order == "numpy" and seed < 0:
+            raise ConfigError(f"seed={seed} is none of numpy's, and order='numpy' goes by them: expected 0 or more")
         if (tokenizer is None) != (sequence_length is None):
             raise ConfigError("tokenizer and sequence_length belong together: give both, or neither for texts")
+        sequence_length = None if sequence_length is None else whole_number("sequence_length", sequence_length)
         if sequence_length is not None and sequence_length < 2:
             raise ConfigError(f"sequence_length={sequence_length} leaves nothing to predict: expected 2 or more")
         if packing not in PACKINGS:
@@ -96,6 +101,7 @@ class DistributedLoader:
             raise ConfigError(f"learn={learn!r} is unknown: expected 'all' or 'assistant'")
         if learn == "assistant" and tokenizer is None:
             raise ConfigError("learn='assistant' needs a tokenizer: it is tokens that are learned or not")
+        fields = tuple(fields)  # a list would be slower where ids alone are asked for
         if unknown := [name for name in fields if name not in FIELDS]:
             raise ConfigError(f"fields {', '.join(unknown)} are unknown: expected some of {', '.join(FIELDS)}")
         if cache is not None and isinstance(dataset, Mix):
@@ -118,6 +124,7 @@ class DistributedLoader:
         self._handed = 0
         """and how many of its batches were: one is handed out far more often than the state is asked for."""
         self._changes = 0
+        self._iterations = 0
 
     def _make_feed(
         self,
@@ -161,8 +168,10 @@ class DistributedLoader:
     # -- iterating -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from where it stands to the end of the epoch."""
+        """Batches from where it stands to the end of the epoch. One iteration at a time: a new one ends the old."""
         epoch = self._state.epoch
+        self._iterations += 1
+        iteration = self._iterations
         while True:
             changes = self._changes
             made = self._feed.steps(self._state, self.batch_size, self.rank, self.world_size)
@@ -174,6 +183,7 @@ class DistributedLoader:
                         timings.batches += 1
                         yield batch
                         if self._steps is not steps:  # the state was set meanwhile
+                            self._refuse_older(iteration)
                             if changes != self._changes:
                                 break
                             self._steps = steps
@@ -187,9 +197,13 @@ class DistributedLoader:
                 return
         self._state = self._feed.following(self._state)
 
+    def _refuse_older(self, iteration: int) -> None:
+        if iteration != self._iterations:  # its batches would be counted as if they were the new one's
+            raise PenstockError("another iteration over this loader has begun: this one cannot go on; use that one")
+
     def batch(self, epoch: int, k: int) -> Batch:
         """Batch k of an epoch, as this rank gets it: a pure function, wherever the loader stands."""
-        state = self._state
+        state, epoch, k = self._state, whole_number("epoch", epoch), whole_number("k", k)
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} does not exist: expected 0 or more")
         if epoch != state.epoch:
@@ -241,6 +255,7 @@ class DistributedLoader:
     def go_to(self, step: int) -> None:
         """Stand before batch `step` of this epoch, as if those before it had been handed out; for whoever takes batches
         by number. Packed, it needs the whole token cache."""
+        step = whole_number("step", step)
         if not 0 <= step <= self.batches_per_epoch:
             raise ConfigError(f"step={step} is not in an epoch of {self.batches_per_epoch} batches")
         self._state = self._feed.at(self._state, step, self.batch_size)
@@ -248,6 +263,7 @@ class DistributedLoader:
 
     def reshuffle(self, epoch: int) -> None:
         """Go to the beginning of an epoch; where it stands in that epoch already, nothing changes."""
+        epoch = whole_number("epoch", epoch)
         if epoch < 0:
             raise ConfigError(f"epoch={epoch} does not exist: expected 0 or more")
         if epoch != self._state.epoch:
@@ -266,7 +282,7 @@ class DistributedLoader:
             source: Of which data set of a mix.
             at_once: From the next batch on, not from the next epoch on.
         """
-        ids = np.unique(np.fromiter(sample_ids, dtype=np.int64))
+        ids = sample_numbers(sample_ids)
         entry = self._feed.exclusion(self._state, ids, source, at_once=at_once)
         total = self._feed.sources[entry.source].ranges.total_samples
         if len(ids) and (ids[0] < 0 or ids[-1] >= total):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
+from penstock.feed.numbers import whole_number
 
 Dataset = BlockManager | str | os.PathLike[str]
 
@@ -47,8 +48,12 @@ class Mix:
             raise ConfigError("a mix goes by weights or by epochs: give one of them")
         if weights is None and (schedule or steps_per_epoch is not None):
             raise ConfigError("schedule and steps_per_epoch go with weights: give these too")
-        if steps_per_epoch is not None and steps_per_epoch < 1:
-            raise ConfigError(f"steps_per_epoch={steps_per_epoch} is no epoch: expected 1 or more")
+        if odd := [name for name in self.datasets if not isinstance(name, str)]:
+            raise ConfigError(f"data sets are named {odd}: expected texts, which a stored state keeps as they are")
+        if steps_per_epoch is not None:
+            steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch)
+            if steps_per_epoch < 1:
+                raise ConfigError(f"steps_per_epoch={steps_per_epoch} is no epoch: expected 1 or more")
         for told, given in [("weights", weights), ("epochs", epochs), *(schedule or {}).items()]:
             if unknown := set(given or ()) - set(self.datasets):
                 where = told if isinstance(told, str) else f"weights from step {told} on"
@@ -56,8 +61,11 @@ class Mix:
                     f"{where} name {', '.join(sorted(unknown))}: expected some of {', '.join(self.datasets)}"
                 )
         self.weights = _listed(self.datasets, weights) if weights is not None else None
-        self.schedule = {int(step): _listed(self.datasets, given) for step, given in (schedule or {}).items()}
-        self.epochs = [int((epochs or {}).get(name, 1)) for name in self.datasets]
+        self.schedule = {
+            whole_number("step", int(step) if str(step).isdigit() else step): _listed(self.datasets, given)
+            for step, given in (schedule or {}).items()
+        }
+        self.epochs = [whole_number(f"epochs of {name}", (epochs or {}).get(name, 1)) for name in self.datasets]
         if bad := [name for name, count in zip(self.datasets, self.epochs, strict=True) if count < 1]:
             raise ConfigError(
                 f"epochs of {', '.join(bad)} are below 1: expected 1 or more, or leave them out of the mix"

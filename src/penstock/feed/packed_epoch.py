@@ -23,6 +23,12 @@ from penstock.plans.orders import Order, Sequential, ShardLocal
 _WINDOWS_AHEAD_BYTES = 64 << 20
 
 
+class NotTokenised(ConfigError):
+    """Sequences were to be counted before all of them are there."""
+
+    missing = "some chunks"
+
+
 class LastWindow:
     """The window used last: whoever asks for one batch by its number asks for its neighbours next. The one before it is
     let go of with the next: a batch may have rows of both."""
@@ -253,10 +259,12 @@ class PackedEpoch:
         of_chunks = self._cache.token_counts()
         missing = int((of_chunks < 0).sum())
         if missing:
-            raise ConfigError(
+            error = NotTokenised(
                 f"the number of sequences is known once all is tokenised, and {missing} of {len(of_chunks)} chunks are "
-                "not: run `penstock tokenize`, or iterate"
+                "not: run `penstock tokenize`, or iterate over the loader itself, which needs no numbers"
             )
+            error.missing = f"{missing} of {len(of_chunks)} chunks"
+            raise error
         sequences = [self._row_count(window, of_chunks) for window in range(self.window_count)]
         return np.concatenate([[0], np.cumsum(sequences, dtype=np.int64)])
 

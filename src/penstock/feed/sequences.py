@@ -67,10 +67,13 @@ class Sequences:
         while start + size <= self._whole:
             stop = min(start + at_once, start + (self._whole - start) // size * size)
             held = self._whole_rows(range(start, stop)).reshape(-1, size, self._length)
+            before = bounds[start]
+            mine = sample_ids[before : bounds[stop]].copy()  # the caller's to change: the window may be kept
             if isinstance(bounds, range):
-                ended = iter(sample_ids[start:stop].reshape(-1, size))
+                ended = iter(mine.reshape(-1, size))
             else:
-                ended = (sample_ids[first:last] for first, last in pairwise(bounds[start : stop + 1 : size]))
+                cuts = pairwise(bounds[start : stop + 1 : size])
+                ended = (mine[first - before : last - before] for first, last in cuts)
             yield [{"input_ids": rows, "sample_ids": ids} for rows, ids in zip(held, ended, strict=True)]
             start = stop
 
@@ -100,7 +103,7 @@ class Sequences:
         """The samples whose last token stands in these rows; never the filling."""
         sample_ids, bounds = self._ending
         if isinstance(rows, range) and rows.step == 1:
-            return sample_ids[bounds[rows.start] : bounds[max(rows.start, rows.stop)]]
+            return sample_ids[bounds[rows.start] : bounds[max(rows.start, rows.stop)]].copy()
         pieces = [sample_ids[bounds[row] : bounds[row + 1]] for row in rows]
         return np.concatenate([np.empty(0, dtype=np.int64), *pieces])
 

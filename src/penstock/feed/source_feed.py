@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.blocks import BlockManager
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, differences
 from penstock.feed.known_tokenizer import KnownTokenizer, know_tokenizer
 from penstock.feed.packed_epoch import LastWindow, PackedEpoch
 from penstock.feed.pieces import Packing
@@ -21,6 +21,7 @@ from penstock.feed.token_cache import CHUNK_BYTES, TokenCache, chunk_samples
 from penstock.plans.orders import Order, OrderName, make_order
 
 if TYPE_CHECKING:
+    from penstock.feed.chat import ChatFormat
     from penstock.feed.tokenizer import Tokenizer
 
 WINDOW_CHUNKS = 32
@@ -80,7 +81,8 @@ class SourceFeed:
         self.source = source
         self.timings = Timings()
         self._tokenizer = tokenizer
-        self._cache = cache
+        self._given_cache = cache
+        self._cache: TokenCache | None = None
         self._opened: tuple[BlockRanges, int] | None = None
         self._reader: SampleReader | None = None
         self._last_window = LastWindow()
@@ -103,13 +105,41 @@ class SourceFeed:
             tokenizer = self.tokenizer
             if tokenizer is None:
                 raise ConfigError("there is no token cache without a tokenizer: name one")
-            chat = None
-            if self.settings.learn == "assistant":
-                from penstock.feed.chat import ChatFormat
-
-                chat = ChatFormat(tokenizer, self.settings.chat_template)
-            self._cache = TokenCache(self.blocks, tokenizer, chat=chat)
+            if self._given_cache is not None:
+                self._cache = self._fitting(self._given_cache, tokenizer)
+            else:
+                self._cache = TokenCache(self.blocks, tokenizer, chat=self._chat(tokenizer))
         return self._cache
+
+    def _chat(self, tokenizer: Tokenizer | KnownTokenizer) -> ChatFormat | None:
+        if self.settings.learn == "all":
+            return None
+        from penstock.feed.chat import ChatFormat
+
+        return ChatFormat(tokenizer, self.settings.chat_template)
+
+    def _fitting(self, cache: TokenCache, tokenizer: Tokenizer | KnownTokenizer) -> TokenCache:
+        """The cache that was given; refused where its tokens are not those that the loader was asked for."""
+        template = self.settings.chat_template
+        chat = self._chat(tokenizer) if template is not None else cache.chat
+        got = {
+            "data set": cache.blocks.manifest.fingerprint,
+            "tokenizer": cache.tokenizer.fingerprint,
+            "learn": "all" if cache.chat is None else "assistant",
+            "chat template": cache.chat.fingerprint if cache.chat else None,
+        }
+        expected = {
+            "data set": self.blocks.manifest.fingerprint,
+            "tokenizer": tokenizer.fingerprint,
+            "learn": self.settings.learn,
+            "chat template": chat.fingerprint if chat else None,
+        }
+        if different := differences(got, expected):
+            raise ConfigError(
+                f"the cache that was given holds other tokens than this loader feeds: {'; '.join(different)}: leave "
+                "cache= out, or make it of the same data set, tokenizer and chat format (chat=ChatFormat(...))"
+            )
+        return cache
 
     @property
     def ranges(self) -> BlockRanges:

@@ -12,6 +12,13 @@ import numpy as np
 from penstock.errors import ConfigError, differences
 
 VERSION = 1
+_STANDS_FOR = {
+    "dataset_id": "the source's files and the options it was ingested with",
+    "fingerprint": "the bytes of its blocks",
+    "tokenizer": "its files, its end of text, and the version of the library that tokenises",
+    "chat_template": "how chats are written",
+}
+"""What a digest tells nobody who reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +113,8 @@ class LoaderState:
                     "it was written by another version of penstock; use that one"
                 )
             mixture: Mapping[str, Any] = fields.get("mixture", {"origin": 0, "drawn": 0, "streams": []})
+            if negative := [name for name in ("epoch", "step", "window", "offset") if fields[name] < 0]:
+                raise ValueError(f"{', '.join(negative)} below 0")
             return cls(
                 shape=dict(fields["shape"]),
                 epoch=int(fields["epoch"]),
@@ -129,8 +138,10 @@ class LoaderState:
         expected = {name: value for name, value in self.shape.items() if name not in allow}
         if different := differences(got, expected):
             resized = any(told.startswith("batch_size") for told in different)
+            meant = [f"{name} is {what}" for name, what in _STANDS_FOR.items() if got.get(name) != expected.get(name)]
+            told = "; ".join(different) + (f" ({'; '.join(meant)})" if meant else "")
             raise ConfigError(
-                f"the state belongs to other batches: {'; '.join(different)}: go back to those settings, or begin anew"
+                f"the state belongs to other batches: {told}: go back to those settings, or begin anew"
                 + ("; allow={'batch_size'} goes on with another batch size" if resized else "")
             )
 

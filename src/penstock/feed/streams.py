@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.feed.packed_epoch import NotTokenised
 from penstock.feed.rows import Rows
 from penstock.feed.source_feed import SourceFeed
 from penstock.feed.state import ExclusionEntry, StreamPlace
@@ -84,10 +85,20 @@ class PackedStream:
         self._exclusions = exclusions
 
     def draw_count(self, epoch: int) -> int:
-        return int(self._source.packed_epoch(epoch, self._exclusions).sequence_starts[-1])
+        return int(self._starts(epoch)[-1])
+
+    def _starts(self, epoch: int) -> np.ndarray:
+        try:
+            return self._source.packed_epoch(epoch, self._exclusions).sequence_starts
+        except NotTokenised as error:
+            raise ConfigError(
+                f"data set {self._source.source!r} is mixed by the number of its sequences, and {error.missing} of it "
+                f"are not tokenised: run `penstock tokenize {self._source.blocks.dataset_path}` with this tokenizer "
+                "first, or mix by weights and give steps_per_epoch"
+            ) from error
 
     def place(self, epoch: int, draws: int) -> StreamPlace:
-        starts = self._source.packed_epoch(epoch, self._exclusions).sequence_starts
+        starts = self._starts(epoch)
         window = int(np.searchsorted(starts, draws, side="right")) - 1
         return StreamPlace(epoch=epoch, window=window, offset=draws - int(starts[window]))
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +48,9 @@ _VERSION = 1
 _CHUNKS_TOGETHER = 16
 _SAMPLES_TOGETHER = 40_000
 """What is tokenised at a time: more takes more memory, less leaves cores idle."""
+_CHUNKS_HELD = 128
+"""How many that were just made may stay in memory: of more, as an order over all of a data set asks for, those that are
+on disk are read from there."""
 _BUSY_POLL_S = 0.01
 _BUSY_TIMEOUT_S = 600.0
 
@@ -145,7 +148,9 @@ class TokenCache:
         found: dict[int, TokenChunk] = {}
         store = self._open().store
         deadline = time.monotonic() + _BUSY_TIMEOUT_S
+        hold = len(wanted) <= _CHUNKS_HELD
         while True:
+            count = len(found)
             if store is not None:
                 with self.timings.of("fetch"):
                     read = ((number, store.get(number)) for number in wanted if number not in found)
@@ -153,8 +158,11 @@ class TokenCache:
             missing = [number for number in wanted if number not in found]
             if not missing:
                 return [found[number] for number in wanted]
-            made = self._make_all(missing)
-            found |= made
+            made = self._make_all(missing, hold=hold)
+            found |= {number: chunk for number, chunk in made.items() if chunk is not None}
+            hold = True  # what is not there any more when all are made will not stay, either
+            if made or len(found) > count:  # time runs while nothing comes: all of a large data set takes hours
+                deadline = time.monotonic() + _BUSY_TIMEOUT_S
             if not made:  # others are at all of them
                 if time.monotonic() > deadline:
                     raise StorageError(
@@ -214,19 +222,24 @@ class TokenCache:
 
     # -- making --------------------------------------------------------------------------------------------------------
 
-    def _make_all(self, numbers: list[int]) -> dict[int, TokenChunk]:
+    def _make_all(self, numbers: list[int], *, hold: bool) -> dict[int, TokenChunk | None]:
         """Tokenise chunks, but for those that another thread or process is at. Several at a time, since engines work on
-        all cores only where there is much to do; the rows of the next are read meanwhile."""
-        made: dict[int, TokenChunk] = {}
+        all cores only where there is much to do; the rows of the next are read meanwhile.
+
+        Args:
+            numbers: Which.
+            hold: Whether they stay in memory; else None stands for each that is on disk.
+        """
+        made: dict[int, TokenChunk | None] = {}
         begun: deque[_Making] = deque()
         together = max(1, min(_CHUNKS_TOGETHER, _SAMPLES_TOGETHER // self.chunk_size))
         try:
             for first in range(0, len(numbers), together):
                 begun.append(self._begin(numbers[first : first + together]))
                 if len(begun) > 1:
-                    made |= self._finish(begun.popleft())
+                    made |= self._finish(begun.popleft(), hold=hold)
             while begun:
-                made |= self._finish(begun.popleft())
+                made |= self._finish(begun.popleft(), hold=hold)
             return made
         finally:
             for left in begun:
@@ -248,23 +261,28 @@ class TokenCache:
             rows = Soon(lambda: [state.texts.rows(number) for number in mine])
             return _Making(there, mine, rows, held.pop_all())
 
-    def _finish(self, making: _Making) -> dict[int, TokenChunk]:
+    def _finish(self, making: _Making, *, hold: bool) -> Mapping[int, TokenChunk | None]:
         with making.held:
             state = self._open()
             made = state.texts.tokens(making.numbers, making.rows.result())
             found = dict(zip(making.numbers, made, strict=True))
-            self._keep(state.store, found)
+            kept = self._keep(state.store, found)
+            if kept and not hold:
+                return dict.fromkeys([*making.there, *found])
             return making.there | found
 
-    def _keep(self, store: TokenStore | None, chunks: dict[int, TokenChunk]) -> None:
+    def _keep(self, store: TokenStore | None, chunks: dict[int, TokenChunk]) -> bool:
+        """Says whether they are on disk."""
         if store is None:
-            return
+            return False
         try:
             store.put_all(chunks.items())
         except OSError as error:
             if not self._told:
                 _log.warning("%s: tokens are not kept: %s", store.folder, error.strerror or error)
                 self._told = True
+            return False
+        return True
 
     # -- opening -------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import threading
@@ -30,6 +31,8 @@ from isal import isal_zlib
 from penstock.feed.unmapping import give_back
 from penstock.feed.used_chunks import UsedChunks
 
+_log = logging.getLogger(__name__)
+
 SEGMENT_BYTES = 256 << 20
 """Of a store that is bounded, at most: what is deleted together."""
 _SEGMENTS = 8
@@ -43,6 +46,8 @@ _LARGEST_ROW_BYTES = 64 << 10
 _PIECE_BYTES = 128 << 10
 """What is written by one request is kept together in the system's memory, and mapped and given back as one: larger
 pieces cost less, and map more around what is used."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems of clusters say that were mounted without locks."""
 _PARTS = 512
 """Of one request to write; systems take 1,024."""
 _RECENT_BYTES = 32 << 20
@@ -116,19 +121,25 @@ class TokenStore:
         self._lock = threading.Lock()
         self._making: set[int] = set()
         self._maps: dict[int, tuple[np.ndarray, mmap.mmap]] = {}
+        self._inodes: dict[int, int] = {}
+        """Of the segments that are mapped: another file may have the same name since."""
+        self._recent_of: dict[int, set[int]] = {}
+        """The recent chunks of each segment: they hold its mapping, which is a descriptor, and disk once deleted."""
         self._whole: set[tuple[int, int, int]] = set()
         """Payloads whose CRC was right: segment, offset, CRC. Once a process and payload is enough."""
         self._recent: OrderedDict[int, TokenChunk] = OrderedDict()
         self._recent_bytes = 0
         self._used = UsedChunks(MAPPED_BYTES)
         self._waits_for_disks = -1
+        self._has_locks = True
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
         self._segment_bytes = _UNBOUNDED_SEGMENT_BYTES
         if max_bytes is not None:
             self._segment_bytes = min(SEGMENT_BYTES, max(1, max_bytes // _SEGMENTS))
         self._fds: set[int] = set()
-        weakref.finalize(self, _close_all, self._fds)
+        # Not when the interpreter ends: threads are still at it, and the numbers may be those of other files by then.
+        weakref.finalize(self, _close_all, self._fds).atexit = False
         size = max(1, chunk_count) * _RECORD.itemsize
         self.read_only = False
         try:
@@ -154,10 +165,10 @@ class TokenStore:
 
     def close(self) -> None:
         with self._lock:
-            self._maps.clear()
-            self._recent.clear()
-            self._recent_bytes = 0
+            for segment in {*self._maps, *self._recent_of}:
+                self._forget(segment)
             _close_all(self._fds)
+            self._index_fd = self._lock_fd = -1  # their numbers may be those of other files soon
             self._own = None
 
     def _opened(self, path: Path, flags: int) -> int:
@@ -184,22 +195,48 @@ class TokenStore:
         told = int(record["segment"]), start, int(record["crc"])
         if told not in self._whole:
             if isal_zlib.crc32(payload) != told[2]:
-                return None
+                return self.get(number) if self._forget_deleted(told[0]) else None
             self._whole.add(told)
         offsets = payload[: 4 * (samples + 1)].view("<u4").astype(np.int64)
         chunk = TokenChunk(payload[ids_at:].view(self._dtype), offsets, data, start + ids_at)
         chunk = chunk._replace(row_length=chunk.common_length())
-        self._remember(number, chunk)
+        self._remember(number, chunk, told[0])
         return chunk
 
-    def _remember(self, number: int, chunk: TokenChunk) -> None:
+    def _remember(self, number: int, chunk: TokenChunk, segment: int) -> None:
         """Keep what it cost to open a chunk: not its tokens, which stay in the file."""
         with self._lock:
+            known = self._maps.get(segment)
+            if known is None or known[0] is not chunk.mapped:
+                return  # it was let go of meanwhile
             if number not in self._recent:
                 self._recent[number] = chunk
                 self._recent_bytes += chunk.offsets.nbytes
+                self._recent_of.setdefault(segment, set()).add(number)
             while self._recent_bytes > _RECENT_BYTES:
                 self._recent_bytes -= self._recent.popitem(last=False)[1].offsets.nbytes
+
+    def _forget(self, segment: int) -> None:
+        """Let go of a segment's mapping, and of all that holds on to it here."""
+        self._maps.pop(segment, None)
+        self._inodes.pop(segment, None)
+        for number in self._recent_of.pop(segment, ()):
+            chunk = self._recent.pop(number, None)
+            self._recent_bytes -= chunk.offsets.nbytes if chunk is not None else 0
+
+    def _forget_deleted(self, segment: int) -> bool:
+        """Let go of what was deleted meanwhile, whose disk is free only then; says whether a segment was."""
+        with self._lock:
+            self._forget_all_deleted()
+            return segment not in self._maps
+
+    def _forget_all_deleted(self) -> None:
+        for segment, inode in list(self._inodes.items()):
+            with suppress(OSError):
+                if self._segment_path(segment).stat().st_ino == inode:
+                    continue
+            self._forget(segment)
+            self._whole = {told for told in self._whole if told[0] != segment}
 
     @property
     def all_whole(self) -> bool:
@@ -251,15 +288,17 @@ class TokenStore:
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         payloads = [_Payload.of(number, chunk, self._dtype) for number, chunk in chunks]
+        crcs = [isal_zlib.crc32(payload.ids, isal_zlib.crc32(payload.ends)) for payload in payloads]
         with self._lock:
-            places = self._append(payloads)
-        for payload, (segment, start) in zip(payloads, places, strict=True):
-            record = np.zeros(1, dtype=_RECORD)
-            record["offset"], record["segment"] = start, segment
-            record["samples"], record["tokens"] = payload.samples, payload.tokens
-            record["crc"] = isal_zlib.crc32(payload.ids, isal_zlib.crc32(payload.ends))
-            record["check"] = _check(record[0])
-            os.pwrite(self._index_fd, record.tobytes(), payload.number * _RECORD.itemsize)
+            if self._index_fd < 0:
+                raise OSError(errno.EBADF, "it was closed meanwhile")
+            for payload, crc, (segment, start) in zip(payloads, crcs, self._append(payloads), strict=True):
+                record = np.zeros(1, dtype=_RECORD)
+                record["offset"], record["segment"] = start, segment
+                record["samples"], record["tokens"] = payload.samples, payload.tokens
+                record["crc"] = crc
+                record["check"] = _check(record[0])
+                os.pwrite(self._index_fd, record.tobytes(), payload.number * _RECORD.itemsize)
 
     def token_counts(self) -> np.ndarray:
         """Tokens of each chunk; -1 for those that are not there."""
@@ -277,26 +316,43 @@ class TokenStore:
         if not mine:
             yield False
             return
-        if self.read_only:
+        if self.read_only or self._lock_fd < 0:
             with self._lock:
                 self._making.discard(number)
             yield True  # nobody can keep it, so nobody has to wait for it
             return
         try:
+            locked = self._try_lock(number)
             try:
-                fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    raise
-                yield False
-                return
-            try:
-                yield True
+                yield locked is not False
             finally:
-                fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1, number)
+                if locked and self._lock_fd >= 0:  # else it was closed meanwhile, and the lock ended with that
+                    fcntl.lockf(self._lock_fd, fcntl.LOCK_UN, 1, number)
         finally:
             with self._lock:
                 self._making.discard(number)
+
+    def _try_lock(self, number: int) -> bool | None:
+        """Whether a chunk is this process's to make; None where the file system has no locks: then every process makes
+        what it needs, and the last one's is kept."""
+        if not self._has_locks:
+            return None
+        try:
+            fcntl.lockf(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            if error.errno not in _NO_LOCKS:
+                raise
+            _log.warning(
+                "%s: the file system has no locks (%s): processes that share this cache may tokenise the same chunks; "
+                "a cache folder on a local disk would be shared",
+                self.folder,
+                error.strerror,
+            )
+            self._has_locks = False
+            return None
+        return True
 
     def _append(self, payloads: list[_Payload]) -> list[tuple[int, int]]:
         """Write payloads behind the others, each where its place leaves its remainder; tells segments and places."""
@@ -347,6 +403,7 @@ class TokenStore:
             self._own = None
         if self._max_bytes is not None:
             self._evict(self._max_bytes - max(size, self._segment_bytes))
+            self._forget_all_deleted()
         names = [int(path.name) for path in (self.folder / "segments").iterdir() if path.name.isdigit()]
         number = max(names, default=-1) + 1
         while True:
@@ -356,7 +413,7 @@ class TokenStore:
             number += 1
 
     def _evict(self, left_bytes: int) -> None:
-        """Delete the segments used longest ago until so much is left. Readers keep what they have open."""
+        """Delete the segments used longest ago until so much is left. Readers keep what they are at."""
         facts = []
         for path in (self.folder / "segments").iterdir():
             with suppress(FileNotFoundError):  # another process is at it too
@@ -380,11 +437,14 @@ class TokenStore:
                 if not self.read_only:
                     os.utime(path)  # the time it was last used: evictions go by it
                 with path.open("rb") as file:
+                    inode = os.fstat(file.fileno()).st_ino
                     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError):
                 return None
             data = np.frombuffer(mapped, dtype=np.uint8)
-            self._maps[number] = data, mapped
+            self._forget(number)  # it has grown
+            self._forget_all_deleted()
+            self._maps[number], self._inodes[number] = (data, mapped), inode
             return data if len(data) >= size else None
 
     def _segment_path(self, number: int) -> Path:

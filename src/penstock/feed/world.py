@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.errors import ConfigError
+from penstock.feed.numbers import whole_number
 
 
 def settle_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -24,6 +25,7 @@ def settle_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
                 "penstock.feed.torch_adapter finds them), or rank=0 and world_size=1 for all of it"
             )
         return 0, 1
+    rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} is not in a world of {world_size}: expected 0 to {world_size - 1}")
     return rank, world_size

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from operator import index
 from typing import overload
 
 import numpy as np
@@ -29,7 +30,9 @@ LARGEST = 2**63 - 1
 
 def derive_key(*parts: int | str) -> bytes:
     """64 bytes that depend on every part and on where it stands: (42, 1) and (421,) have nothing in common."""
-    told = b"".join(f"{type(part).__name__}:{len(str(part))}:{part};".encode() for part in parts)
+    # A number of numpy's is the number it is: named by its type, it would have an order of its own.
+    plain = (part if isinstance(part, str) else int(index(part)) for part in parts)
+    told = b"".join(f"{type(part).__name__}:{len(str(part))}:{part};".encode() for part in plain)
     return hashlib.blake2b(told, digest_size=64, person=b"penstock order").digest()
 
 

@@ -112,6 +112,9 @@ def _as_text(value: Any, column: str) -> str:
         return value
     if _is_chat(value):
         return "".join(_turn(message, column) for message in value)
+    if isinstance(value, list):
+        held = "a list that is no chat" if value else "an empty list"
+        raise SourceError(f"column {column!r} holds {held}, expected a string, or turns that each have a role")
     raise SourceError(f"column {column!r} holds {type(value).__name__}, expected a string")
 
 
