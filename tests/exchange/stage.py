@@ -21,7 +21,7 @@ from penstock.storage import ObjectStorage
 
 BUCKETS = ("dataset", "gradients", "aggregator", "checkpoints")
 RUNS = ("dense", "dct", "hostile", "trouble", "long-trouble", "rights", "points")
-MINERS = tuple(f"m{number}" for number in range(16))
+MINERS = tuple(f"m{number}" for number in range(17))
 DEADLINE_S = 180.0
 
 

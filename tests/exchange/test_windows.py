@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from exchange.local_run import LocalRun
 from exchange.material import write_config
-from penstock.errors import ArtifactRejected, ConfigError, ExchangeError
+from penstock.errors import AccessDenied, ArtifactRejected, ConfigError, ExchangeError, StorageError
 from penstock.exchange.clock import StoreClock
 from penstock.exchange.gathering import Gathering
 from penstock.exchange.manifests import Manifest
@@ -149,6 +150,47 @@ def test_what_changes_between_check_and_use_is_left_out(tmp_path: Path) -> None:
     gathering.close()
     assert [each.uid for each in folded] == ["b"]
     assert gathering.rejected["a"].reason == "changed"
+
+
+@pytest.mark.parametrize("refusal", [AccessDenied, StorageError])
+def test_an_object_that_the_store_does_not_hand_out_is_rejected_and_the_others_are_taken(
+    refusal: type[StorageError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=3600.0)
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, run.opened.facts_digest)
+    for name in ("get_if", "head"):
+        refuse(run, name, run.opened.keys.contribution("a", 0), refusal, monkeypatch)
+    run.close(1).join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b"]
+    assert [(each.uid, each.reason) for each in manifest.rejected] == [("a", "unreadable")]
+
+
+@pytest.mark.parametrize("refusal", [AccessDenied, StorageError])
+def test_a_store_that_hands_nothing_out_is_no_contribution_s_fault(
+    refusal: type[StorageError], begun: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("get_if", "head", "get"):
+        refuse(begun, name, "", refusal, monkeypatch)
+    receiver = receiver_of(begun)
+    with pytest.raises(refusal, match="refused"):
+        receiver.receive("a", whenever(begun))
+    with pytest.raises(refusal, match="refused"):
+        receiver.look("a", 0)
+
+
+def refuse(run: LocalRun, name: str, key: str, error: type[StorageError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the gradients bucket refuse a key, or all of them where it is empty."""
+    storage = needed(run.opened.places.gradients)
+    honest = getattr(storage, name)
+
+    def asked(wanted: str, *more: Any) -> Any:
+        if wanted.endswith(key):
+            raise error("refused")
+        return honest(wanted, *more)
+
+    monkeypatch.setattr(storage, name, asked)
 
 
 def test_the_first_contribution_ever_cannot_ruin_the_weights(tmp_path: Path) -> None:
