@@ -116,10 +116,8 @@ class Enemies:
             secret_access_key=f"{uid}-secret",
             region="us-east-1",
             client_options={"allow_http": True},
-            config={
-                "aws_server_side_encryption": "sse-c",
-                "aws_sse_customer_key_base64": base64.b64encode(bytes(range(32))).decode(),
-            },
+            server_side_encryption="sse-c",
+            sse_customer_key_base64=base64.b64encode(bytes(range(32))).decode(),
         )
         obstore.put(store, self.stage.keys.contribution(uid, window), b"unreadable")
 

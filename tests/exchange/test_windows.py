@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def test_a_reserve_fills_in_for_a_peer_that_is_missing(tmp_path: Path) -> None:
     assert [(each.uid, each.is_reserve) for each in manifest.contributions] == [("b", False), ("c", True)]
     assert manifest.missing == ("a",)
     assert manifest.closed_at - manifest.opened_at >= 1.5  # the missing one was waited for
+
+
+def test_a_reserve_fills_in_for_a_peer_whose_norm_is_out_of_proportion(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=2, window_s=3600.0)
+    run.contribute("a", 0, run.opened.facts_digest, scale=1e30)
+    run.contribute("b", 0, run.opened.facts_digest)
+    thread = run.close(1)
+    thread.join(1.0)
+    assert thread.is_alive()  # both peers were heard, and a seat is left
+    run.contribute("c", 0, run.opened.facts_digest, seed=1)
+    thread.join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b", "c"]
+    assert [(each.uid, each.reason) for each in manifest.rejected] == [("a", "norm")]
 
 
 def test_a_window_closes_at_once_when_every_seat_is_taken(tmp_path: Path) -> None:
@@ -328,6 +343,11 @@ def losses(assigned_after: float, random_after: float) -> Losses:
         random_after=random_after,
         random_aggregate=4.8,
     )
+
+
+def test_pages_without_a_token_to_predict_tell_nothing() -> None:
+    nothing = dict.fromkeys(("assigned_before", "assigned_after", "assigned_aggregate"), 0.0)
+    assert replace(losses(4.6, 4.8), **nothing).excess() == 0.0
 
 
 def test_who_does_no_better_on_its_own_pages_is_out_in_a_few_windows() -> None:

@@ -138,7 +138,8 @@ class Aggregator:
             gathering.look(peers.all, closes_at)
             if is_over or self._is_full(gathering, peers):
                 closing.chosen = gathering.choose(peers.all, len(peers.peers))
-                if len(closing.chosen) >= settings.min_contributions:
+                is_full = self._is_full(gathering, peers)  # no longer, where a norm gave a reserve the seat
+                if len(closing.chosen) >= settings.min_contributions and (is_over or is_full):
                     return closing
             if is_over:
                 closing.extensions += 1
@@ -161,7 +162,8 @@ class Aggregator:
         settled = gathering.received.keys() | gathering.rejected.keys()
         if not peers.peers or not settled >= set(peers.peers):
             return False
-        return len(gathering.received) >= len(peers.peers) or settled >= set(peers.all)
+        sound = gathering.received.keys() - gathering.rejected.keys()
+        return len(sound) >= len(peers.peers) or settled >= set(peers.all)
 
     def _described(
         self, replica: Replica, closing: _Closing, folded: list[Received], change: Any

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.artifacts import LONG_HEADER_BYTES, largest, pieces, unpack
-from penstock.exchange.keys import VERSION, Keys
+from penstock.exchange.keys import VERSION, Keys, window_in
 from penstock.exchange.layout import Layout, digest_of
 from penstock.exchange.places import read_limited
 from penstock.faults import reach
@@ -74,7 +74,8 @@ class Checkpoints:
         """All checkpoints there are, by the windows they have learned, the oldest first."""
         prefix = self._keys.checkpoints
         names = (info.key.removeprefix(prefix) for info in self._storage.list(prefix))
-        return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+        numbers = (window_in(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+        return sorted(number for number in numbers if number is not None)
 
     def read(self, learned: int) -> Checkpoint:
         """A checkpoint, refusing every byte that is not what was published."""

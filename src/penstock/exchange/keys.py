@@ -24,6 +24,7 @@ from penstock.errors import ConfigError
 
 VERSION = "v2"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_WINDOW = re.compile(r"[0-9]{8,}", re.ASCII)
 _DIGEST_DIGITS = 16
 
 
@@ -32,6 +33,11 @@ def check_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{what} {name!r} is no name: expected 1 to 63 letters, digits, - and _")
     return name
+
+
+def window_in(name: str) -> int | None:
+    """The window that a key's last part tells of; None where somebody else put something there."""
+    return int(name) if _WINDOW.fullmatch(name) else None
 
 
 class Keys:

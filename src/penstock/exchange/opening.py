@@ -73,10 +73,7 @@ def open_run(places: Places, run: str) -> OpenedRun:
         raise ExchangeError(
             f"{places.aggregator.url} holds no run {run!r}: start its aggregator first, with --config"
         ) from None
-    try:
-        facts = RunFacts.from_dict(orjson.loads(data), keys.settings)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ExchangeError(f"{keys.settings} is damaged: {error}") from error
+    facts = RunFacts.from_bytes(data, keys.settings)
     definition = places.aggregator.get(keys.tokenizer)
     if hashlib.sha256(definition).hexdigest() != facts.tokenizer_sha256:
         raise ExchangeError(f"{keys.tokenizer} is not the tokenizer that the run was begun with")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.exchange.keys import window_in
 from penstock.exchange.manifests import Manifest
 from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
@@ -38,8 +39,8 @@ class Retention:
             self._run.checkpoints.remove(self._checkpoints, learned)
         prefix = self._run.keys.aggregates_of(0).removesuffix("00000000-")
         for info in list(self._aggregator.list(prefix)):
-            window = int(info.key.removeprefix(prefix).partition("-")[0])
-            if kept and window < kept[0]:
+            window = window_in(info.key.removeprefix(prefix).partition("-")[0])
+            if kept and window is not None and window < kept[0]:
                 self._aggregator.delete(info.key)
 
     def catch_up(self, learned: int, members: Iterable[str]) -> None:
