@@ -35,6 +35,13 @@ class Checkpoint:
     weights: Tensor
 
 
+def checkpoints_of(storage: Storage, keys: Keys) -> list[int]:
+    """All checkpoints of a run, by the windows they have learned, the oldest first."""
+    names = (info.key.removeprefix(keys.checkpoints) for info in storage.list(keys.checkpoints))
+    numbers = (window_in(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+    return sorted(number for number in numbers if number is not None)
+
+
 class Checkpoints:
     """Writes and reads them: each weight by its name, as any reader of safetensors reads it, then a JSON that names the
     file. A checkpoint is there once its JSON is."""
@@ -72,10 +79,7 @@ class Checkpoints:
 
     def numbers(self) -> list[int]:
         """All checkpoints there are, by the windows they have learned, the oldest first."""
-        prefix = self._keys.checkpoints
-        names = (info.key.removeprefix(prefix) for info in self._storage.list(prefix))
-        numbers = (window_in(name.removesuffix(".json")) for name in names if name.endswith(".json"))
-        return sorted(number for number in numbers if number is not None)
+        return checkpoints_of(self._storage, self._keys)
 
     def read(self, learned: int) -> Checkpoint:
         """A checkpoint, refusing every byte that is not what was published."""

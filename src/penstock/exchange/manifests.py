@@ -145,7 +145,12 @@ class ManifestChain:
 
     def written_at(self, window: int) -> float:
         """When a window was closed, and with that the next one opened: by the store's clock."""
-        return store_time(self._storage.head(self._keys.manifest(window)))
+        key = self._keys.manifest(window)
+        try:
+            return store_time(self._storage.head(key))
+        except ObjectNotFound as error:
+            told = f"{key} is gone: nobody can say when window {window + 1} opened"
+            raise ExchangeError(f"{told}: restore it, or begin another run") from error
 
     def publish(self, storage: Storage, manifest: Manifest) -> Manifest:
         """Close a window. Where another has closed it, that is what counts, and it is given back."""
