@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
@@ -23,7 +24,7 @@ from penstock.exchange.opening import begin_run, open_run, read_settings
 from penstock.exchange.places import open_places
 
 MINERS = ["m0", "m1"]
-SETTINGS = {"miners": MINERS, "seats": 2, "top_k": 64, "checkpoint_every": 2, "keep_checkpoints": 2}
+SETTINGS: dict[str, Any] = {"miners": MINERS, "seats": 2, "top_k": 64, "checkpoint_every": 2, "keep_checkpoints": 2}
 
 
 @pytest.fixture
