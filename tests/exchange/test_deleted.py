@@ -60,7 +60,7 @@ def test_buckets_deleted_in_mid_run_and_made_again(
     exchange_nursery.folder = tmp_path
     run = Stage(server.url, "deleted", tmp_path, exchange_nursery, windows=9, poll_s=0.2)
     watch = Watch(store_of(run.url, "aggregator"), run.keys)
-    settings = SETTINGS | {"window_s": 3.0, "grace_s": 1.0}
+    settings: dict[str, Any] = SETTINGS | {"window_s": 3.0, "grace_s": 1.0}
     aggregator = run.aggregator(**settings)
     miners = {uid: run.miner(uid) for uid in MINERS}
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,64 @@ def test_a_window_stays_open_until_enough_has_come(tmp_path: Path) -> None:
     manifest = closed(run, 0)
     assert [each.uid for each in manifest.contributions] == ["b"]
     assert manifest.extensions >= 1
+
+
+def test_a_window_that_stays_open_tells_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=0.5, grace_s=0.0)
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.date_first("a", -120.0)  # as a bucket's clock would that is behind
+    thread = run.close(1)
+    thread.join(2.0)
+    run.stop.set()
+    thread.join(60)
+    told = r"window 0 stays open past its time: rejected: a early \(written 120 s before .*\); nothing from: b"
+    assert re.search(told, caplog.text)
+
+
+def test_clocks_of_buckets_that_differ_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
+    gradients = needed(run.opened.places.gradients)
+    head = gradients.head
+
+    def behind(key: str) -> ObjectInfo:
+        found = head(key)
+        return replace(found, modified=str(int((store_time(found) - 300) * 1e9)))
+
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    assert "clock" not in caplog.text
+    monkeypatch.setattr(gradients, "head", behind)
+    run.close(1).join(60)
+    assert re.search(r"gradients is 300 s behind that of .*aggregator: contributions are judged early", caplog.text)
+
+
+def test_members_by_the_thousand_are_looked_at_several_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = [f"m{number}" for number in range(400)]
+    run = LocalRun.begin(tmp_path, miners=uids, seats=1, window_s=3600.0, keep_contributions=2)
+    gradients = needed(run.opened.places.gradients)
+    for name in ("head", "delete"):
+        monkeypatch.setattr(gradients, name, slowly(getattr(gradients, name), 0.01))
+    began = time.monotonic()
+    replica = run.opened.replica()
+    for window in range(3):
+        replica.catch_up()
+        run.contribute("m0", window, replica.base)
+        run.close(window + 1).join(60)
+    assert closed(run, 2).contributions
+    assert not gradients.exists(run.opened.keys.contribution("m0", 0))
+    assert time.monotonic() - began < 0.01 * 400 * (1 + 2 + 3 + 1)  # as long as one by one they would take
+
+
+def slowly(act: Callable[[str], Any], delay_s: float) -> Callable[[str], Any]:
+    def acted(key: str) -> Any:
+        time.sleep(delay_s)
+        return act(key)
+
+    return acted
 
 
 def test_what_comes_behind_a_window_s_time_is_late(tmp_path: Path) -> None:

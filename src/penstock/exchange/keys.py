@@ -2,6 +2,7 @@
 
     gradients     <run>/v2/<uid>/<window>.safetensors         a miner's contribution; a miner writes below its uid alone
                   <run>/v2/<uid>/presence                     written when it starts: its key may write here
+                  <run>/v2/clock                              written to compare the store's clocks
     aggregator    <run>/v2/run.json                           settings, what the data and the model are; written once
                   <run>/v2/tokenizer.json                     the run's tokenizer
                   <run>/v2/members.json                       who may contribute
