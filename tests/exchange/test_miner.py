@@ -203,6 +203,26 @@ def test_a_work_folder_is_one_worker_s(tmp_path: Path) -> None:
         Miner(run.opened, "a", tmp_path / "work" / "a", stop=StopRequest(), until_window=2).run()
 
 
+def test_a_contribution_that_was_damaged_on_the_disk_is_told_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = LocalRun.begin(tmp_path, window_s=3600.0, **TOP)
+    thread, stop = start(run, tmp_path / "b")
+    until_sent(run, 0)
+    stop.set()
+    thread.join(60)
+    gradients, key = needed(run.opened.places.gradients), run.opened.keys.contribution("b", 0)
+    gradients.delete(key)
+    pending = tmp_path / "b" / "contribution.safetensors"
+    pending.write_bytes(pending.read_bytes()[:-1] + b"?")
+    thread, stop = start(run, tmp_path / "b")
+    until_sent(run, 0)
+    stop.set()
+    thread.join(60)
+    assert "contribution.safetensors is damaged, so its window is learned again" in caplog.text
+    unpack(gradients.get(key), run.opened.codec.shapes)
+
+
 def test_a_large_checkpoint_goes_in_parts_and_comes_back(buckets: S3Server) -> None:
     store = store_of(buckets.url, "checkpoints", "agg")
     layout = (("first", (3_000, 1_000)), ("second", (7,)))

@@ -262,7 +262,10 @@ class Miner:
         try:
             data = self._work.get_range(_PENDING, 0, largest(self._run.codec.shapes))
             found = unpack(data, self._run.codec.shapes)
-        except (ObjectNotFound, ArtifactRejected):
+        except ObjectNotFound:
+            return None
+        except ArtifactRejected as error:
+            _log.warning("%s/%s is damaged, so its window is learned again: %s", self._work.url, _PENDING, error)
             return None
         if (found.header.get("window"), found.header.get("base")) != (window, base):
             return None
