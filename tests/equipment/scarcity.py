@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import resource
 import sys
@@ -46,6 +47,13 @@ class Disk:
     def relieve(self) -> None:
         for ballast in self._ballasts:
             ballast.unlink(missing_ok=True)
+
+
+def on_small_disks(folders: list[Path], module: str, function: str, *args: object) -> None:
+    """Call a function with such a disk, in a process of its own. Its module is imported once the disk is there: what
+    it imports may start threads."""
+    disk = Disk(folders, 16 << 20)
+    getattr(importlib.import_module(module), function)(disk, *args)
 
 
 class Limit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import pickle
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import torch
+from obstore.store import S3Store
 
 from exchange.stage import Stage, store_of
 from penstock.exchange.artifacts import Tensors, pack, unpack
@@ -48,6 +51,9 @@ class Enemies:
 
     def send(self, uid: str, kind: str, window: int) -> None:
         """One contribution of a kind to the window that the replica stands at."""
+        if kind == "locked":
+            self._put_locked(uid, window)
+            return
         make: Callable[[str, int], bytes] = getattr(self, f"_{kind}")
         self.put(uid, window, make(uid, window))
 
@@ -100,6 +106,20 @@ class Enemies:
     def _norm(self, uid: str, window: int) -> bytes:
         tensors = self.honest(uid, window)
         return self.packed(uid, window, {**tensors, "scales": tensors["scales"] * np.float32(1000)})
+
+    def _put_locked(self, uid: str, window: int) -> None:
+        """Encrypted by the store with a key that only this miner has: neither its head nor its body can be had."""
+        store = S3Store(
+            "gradients",
+            endpoint=self.stage.url,
+            access_key_id=uid,
+            secret_access_key=f"{uid}-secret",
+            region="us-east-1",
+            client_options={"allow_http": True},
+            server_side_encryption="sse-c",
+            sse_customer_key_base64=base64.b64encode(bytes(range(32))).decode(),
+        )
+        obstore.put(store, self.stage.keys.contribution(uid, window), b"unreadable")
 
     def _early(self, uid: str, window: int) -> bytes:
         self.put(uid, window + 1, self.packed(uid, window + 1, self.honest(uid, window)))

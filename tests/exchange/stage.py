@@ -20,8 +20,8 @@ from penstock.exchange.places import Places, open_places
 from penstock.storage import ObjectStorage
 
 BUCKETS = ("dataset", "gradients", "aggregator", "checkpoints")
-RUNS = ("dense", "dct", "hostile", "trouble", "long-trouble", "rights", "points")
-MINERS = tuple(f"m{number}" for number in range(16))
+RUNS = ("dense", "dct", "hostile", "trouble", "long-trouble", "rights", "points", "deleted")
+MINERS = tuple(f"m{number}" for number in range(17))
 DEADLINE_S = 180.0
 
 

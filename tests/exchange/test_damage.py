@@ -95,6 +95,24 @@ def test_tensors_that_are_told_of_wrongly_are_refused(values: object) -> None:
         unpack(framed(told, bytes(4)), {"values": ("I8", (4,))})
 
 
+@pytest.mark.parametrize("depth", [200, 900, 1_000])
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"dtype":"I8","shape":DEEP,"data_offsets":[0,4]}',
+        '{"dtype":DEEP,"shape":[4],"data_offsets":[0,4]}',
+        '{"dtype":"I8","shape":[4],"data_offsets":[0,DEEP]}',
+        '{"dtype":"I8","shape":[4],"data_offsets":DEEP}',
+        "DEEP",
+    ],
+)
+def test_json_that_is_nested_deeply_is_refused_as_anything_else_is(told: str, depth: int) -> None:
+    deep = told.replace("DEEP", "[" * depth + "]" * depth)
+    data = framed(f'{{"__metadata__":{{"penstock":"{{}}"}},"a":{deep},"b":{deep}}}'.encode(), bytes(4))
+    with pytest.raises(ArtifactRejected):
+        unpack(data, {"a": ("I8", (4,)), "b": ("I8", (4,))})
+
+
 def test_what_a_stranger_wrote_is_no_command_to_a_terminal() -> None:
     data = pack({}, {"\x1b[2J\x07": np.zeros(4, np.int8)})[1]
     with pytest.raises(ArtifactRejected) as error:

@@ -26,6 +26,7 @@ REJECTED = {
     "m8": ("pickle", "malformed"),
     "m9": ("norm", "norm"),
     "m10": ("early", "early"),
+    "m16": ("locked", "unreadable"),
 }
 CHEATING = {"m11": "copied", "m12": "twisted", "m13": "elsewhere", "m14": "samples"}
 LATE = "m15"

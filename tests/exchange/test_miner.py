@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +18,7 @@ from equipment.servers import S3Server
 from exchange.local_run import LocalRun
 from exchange.stage import store_of
 from penstock.errors import ConfigError
+from penstock.exchange.artifacts import unpack
 from penstock.exchange.checkpoints import Checkpoint, Checkpoints
 from penstock.exchange.journal import METRICS_FILE
 from penstock.exchange.keys import Keys
@@ -59,6 +65,100 @@ def test_a_miner_that_was_started_again_goes_on_as_if_it_had_not_stopped(tmp_pat
     assert torch.equal(*ended)
 
 
+class Killed(Exception):
+    """A miner ended where it would have been killed."""
+
+
+def start(run: LocalRun, work: Path) -> tuple[threading.Thread, StopRequest]:
+    """Miner b for two windows, in a thread."""
+    stop = StopRequest()
+    miner = Miner(run.opened, "b", work, stop=stop, poll_s=0.02, until_window=2)
+
+    def go() -> None:
+        with suppress(Killed):
+            miner.run()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    return thread, stop
+
+
+def until_sent(run: LocalRun, window: int) -> None:
+    gradients, key = needed(run.opened.places.gradients), run.opened.keys.contribution("b", window)
+    deadline = time.monotonic() + 60
+    while not gradients.exists(key):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def close_without_b(run: LocalRun, window: int) -> None:
+    """The other miner takes the only seat."""
+    replica = run.opened.replica()
+    replica.catch_up()
+    run.contribute("a", window, replica.base, scale=3e-4, seed=window)
+    run.close(window + 1).join(60)
+    manifest = run.opened.chain.read(window)
+    assert manifest is not None
+    assert [each.uid for each in manifest.contributions] == ["a"]
+
+
+@pytest.mark.parametrize("when", ["before its window is closed", "before the next is made"])
+def test_what_was_not_taken_goes_back_to_the_memory_of_a_miner_that_was_started_again_too(
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = Miner._encode
+
+    def killed(miner: Miner, delta: torch.Tensor, window: int, *more: Any) -> None:
+        if window == 1:
+            raise Killed
+        encode(miner, delta, window, *more)
+
+    sent = []
+    for name in ("straight", when):
+        run = LocalRun.begin(tmp_path / name, window_s=3600.0, **TOP | {"seats": 1})
+        gradients, keys, work = needed(run.opened.places.gradients), run.opened.keys, tmp_path / name / "b"
+        if name == "before the next is made":
+            monkeypatch.setattr(Miner, "_encode", killed)
+        thread, stop = start(run, work)
+        until_sent(run, 0)
+        if name == "before its window is closed":
+            stop.set()
+            thread.join(60)
+        close_without_b(run, 0)
+        if name == "before the next is made":
+            thread.join(60)
+            monkeypatch.setattr(Miner, "_encode", encode)
+        if name == when:
+            assert not thread.is_alive()
+            thread, _ = start(run, work)
+        until_sent(run, 1)
+        sent.append(unpack(gradients.get(keys.contribution("b", 1)), run.opened.codec.shapes).tensors)
+        close_without_b(run, 1)
+        thread.join(60)
+    for name, tensor in sent[0].items():
+        assert np.array_equal(tensor, sent[1][name]), name
+
+
+def test_a_contribution_that_is_gone_is_sent_again_once_its_window_is_open_past_its_time(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, **TOP | {"miners": ["b"], "seats": 1, "window_s": 1.0, "grace_s": 0.0})
+    gradients, key = needed(run.opened.places.gradients), run.opened.keys.contribution("b", 0)
+    thread, stop = start(run, tmp_path / "b")
+    until_sent(run, 0)
+    first = gradients.get(key)
+    shutil.rmtree(tmp_path / "buckets" / "gradients")
+    until_sent(run, 0)
+    assert gradients.get(key) == first
+    written = gradients.head(key).modified
+    thread.join(1.5)
+    assert gradients.head(key).modified == written  # what is there is left alone
+    run.close(1).join(60)
+    stop.set()
+    thread.join(60)
+    manifest = run.opened.chain.read(0)
+    assert manifest is not None
+    assert [each.uid for each in manifest.contributions] == ["b"]
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_of_transformers_goes_through_every_role(tmp_path: Path, tied: bool) -> None:
     config = {
@@ -101,6 +201,26 @@ def test_a_work_folder_is_one_worker_s(tmp_path: Path) -> None:
     state.write_bytes(state.read_bytes()[:-1] + b"?")
     with pytest.raises(ConfigError, match=r"is damaged: .* remove it to begin with an empty memory"):
         Miner(run.opened, "a", tmp_path / "work" / "a", stop=StopRequest(), until_window=2).run()
+
+
+def test_a_contribution_that_was_damaged_on_the_disk_is_told_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = LocalRun.begin(tmp_path, window_s=3600.0, **TOP)
+    thread, stop = start(run, tmp_path / "b")
+    until_sent(run, 0)
+    stop.set()
+    thread.join(60)
+    gradients, key = needed(run.opened.places.gradients), run.opened.keys.contribution("b", 0)
+    gradients.delete(key)
+    pending = tmp_path / "b" / "contribution.safetensors"
+    pending.write_bytes(pending.read_bytes()[:-1] + b"?")
+    thread, stop = start(run, tmp_path / "b")
+    until_sent(run, 0)
+    stop.set()
+    thread.join(60)
+    assert "contribution.safetensors is damaged, so its window is learned again" in caplog.text
+    unpack(gradients.get(key), run.opened.codec.shapes)
 
 
 def test_a_large_checkpoint_goes_in_parts_and_comes_back(buckets: S3Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as Xml
@@ -15,8 +16,12 @@ import pytest
 
 from exchange.local_run import LocalRun
 from penstock.cli.main import app
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
+from penstock.exchange.opening import open_run
+from penstock.exchange.places import needed, open_places
+from penstock.exchange.retention import Retention
 from penstock.exchange.settings import ExchangeSettings
+from penstock.exchange.status import read_status
 
 Says = Callable[..., str]
 
@@ -94,6 +99,57 @@ def test_the_picture_has_a_cell_a_miner_and_window(says: Says, tmp_path: Path) -
     assert "window 2, c: missing" in titles
 
 
+@pytest.fixture
+def damaged(run: LocalRun, tmp_path: Path) -> LocalRun:
+    """A copy of it, to be damaged."""
+    shutil.copytree(run.folder / "buckets", tmp_path / "buckets")
+    return LocalRun(tmp_path, open_run(open_places("aggregator", str(tmp_path / "buckets")), "run"))
+
+
+def refusal_of(run: LocalRun, *args: str) -> str:
+    with pytest.raises(PenstockError) as error:
+        app(["exchange", *args, "--buckets", str(run.folder / "buckets")], standalone_mode=False)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("junk", [b"", b"[]", b"{}", b"null", b'{"version": "v2"}'])
+def test_status_of_a_run_whose_settings_are_damaged_says_so(damaged: LocalRun, junk: bytes) -> None:
+    damaged.opened.places.aggregator.put(damaged.opened.keys.settings, junk)
+    assert "run/v2/run.json" in refusal_of(damaged, "status", "run")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"aggregate": {"key": "k", "digest": "d"}},
+        {"aggregate": {"key": "k", "digest": "d", "size_bytes": "7"}},
+        {"rejected": [{"uid": "a", "window": 0, "reason": ["norm"], "told": "none"}]},
+        {"rejected": [{"uid": "a", "window": 0, "reason": "norm", "told": 3}]},
+    ],
+)
+def test_status_and_picture_of_a_damaged_window_say_so(damaged: LocalRun, changed: dict[str, Any]) -> None:
+    storage, key = damaged.opened.places.aggregator, damaged.opened.keys.manifest(1)
+    storage.put(key, json.dumps({**json.loads(storage.get(key)), **changed}).encode())
+    for args in (["status", "run", "--json"], ["picture", "run", "--to", str(damaged.folder / "drawn.svg")]):
+        assert "windows/00000001.json is damaged" in refusal_of(damaged, *args)
+
+
+@pytest.mark.parametrize("junk", [{"members": ["a", "b", "a"]}, {"members": "abc"}, {"members": ["../a"]}, []])
+def test_members_that_are_none_or_named_twice_are_refused(damaged: LocalRun, junk: object) -> None:
+    damaged.opened.places.aggregator.put(damaged.opened.keys.members, json.dumps(junk).encode())
+    assert "run/v2/members.json is damaged" in refusal_of(damaged, "status", "run")
+
+
+def test_what_else_lies_in_the_buckets_stops_nobody(damaged: LocalRun) -> None:
+    for name in ("windows/notes.txt", "windows/00000009.json.old", "windows/x.json", "aggregates/notes"):
+        damaged.opened.places.aggregator.put(f"run/v2/{name}", b"somebody's")
+    needed(damaged.opened.places.checkpoints).put("run/v2/notes.json", b"{}")
+    Retention(damaged.opened).after_checkpoint()
+    assert damaged.opened.checkpoints.numbers() == [0]
+    assert read_status(damaged.opened.places, "run").closed == 3
+    assert damaged.opened.places.aggregator.exists("run/v2/aggregates/notes")
+
+
 def test_status_starts_without_torch(run: LocalRun) -> None:
     code = f"""
 import contextlib, io, sys
@@ -129,6 +185,11 @@ def test_a_miner_that_is_no_member_is_told_so(run: LocalRun, tmp_path: Path) -> 
         ({"window_s": float("nan")}, "window_s=nan cannot be"),
         ({"miners": ["a", "a"]}, "names somebody twice"),
         ({"miners": ["../a"]}, "is no name"),
+        ({"miners": "abc"}, "miners='abc' is one text"),
+        ({"grace_s": float("nan")}, "grace_s=nan cannot be"),
+        ({"grace_s": float("inf")}, "grace_s=inf cannot be"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan cannot be"),
+        ({"seed": "first"}, "seed='first' cannot be"),
         ({"momentum": 1.5}, "momentum=1.5"),
         ({"unknown": 1}, "unknown settings unknown"),
         ({"seats": "4"}, "seats='4' cannot be"),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
 import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -11,7 +16,7 @@ import torch
 
 from exchange.local_run import LocalRun
 from exchange.material import write_config
-from penstock.errors import ArtifactRejected, ConfigError, ExchangeError
+from penstock.errors import AccessDenied, ArtifactRejected, ConfigError, ExchangeError, StorageError
 from penstock.exchange.clock import StoreClock
 from penstock.exchange.gathering import Gathering
 from penstock.exchange.manifests import Manifest
@@ -54,6 +59,20 @@ def test_a_reserve_fills_in_for_a_peer_that_is_missing(tmp_path: Path) -> None:
     assert manifest.closed_at - manifest.opened_at >= 1.5  # the missing one was waited for
 
 
+def test_a_reserve_fills_in_for_a_peer_whose_norm_is_out_of_proportion(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=2, window_s=3600.0)
+    run.contribute("a", 0, run.opened.facts_digest, scale=1e30)
+    run.contribute("b", 0, run.opened.facts_digest)
+    thread = run.close(1)
+    thread.join(1.0)
+    assert thread.is_alive()  # both peers were heard, and a seat is left
+    run.contribute("c", 0, run.opened.facts_digest, seed=1)
+    thread.join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b", "c"]
+    assert [(each.uid, each.reason) for each in manifest.rejected] == [("a", "norm")]
+
+
 def test_a_window_closes_at_once_when_every_seat_is_taken(tmp_path: Path) -> None:
     run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=2, window_s=3600.0)
     for uid in ("a", "b"):
@@ -72,6 +91,64 @@ def test_a_window_stays_open_until_enough_has_come(tmp_path: Path) -> None:
     manifest = closed(run, 0)
     assert [each.uid for each in manifest.contributions] == ["b"]
     assert manifest.extensions >= 1
+
+
+def test_a_window_that_stays_open_tells_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=0.5, grace_s=0.0)
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.date_first("a", -120.0)  # as a bucket's clock would that is behind
+    thread = run.close(1)
+    thread.join(2.0)
+    run.stop.set()
+    thread.join(60)
+    told = r"window 0 stays open past its time: rejected: a early \(written 120 s before .*\); nothing from: b"
+    assert re.search(told, caplog.text)
+
+
+def test_clocks_of_buckets_that_differ_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a"], seats=1)
+    gradients = needed(run.opened.places.gradients)
+    head = gradients.head
+
+    def behind(key: str) -> ObjectInfo:
+        found = head(key)
+        return replace(found, modified=str(int((store_time(found) - 300) * 1e9)))
+
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    assert "clock" not in caplog.text
+    monkeypatch.setattr(gradients, "head", behind)
+    run.close(1).join(60)
+    assert re.search(r"gradients is 300 s behind that of .*aggregator: contributions are judged early", caplog.text)
+
+
+def test_members_by_the_thousand_are_looked_at_several_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = [f"m{number}" for number in range(400)]
+    run = LocalRun.begin(tmp_path, miners=uids, seats=1, window_s=3600.0, keep_contributions=2)
+    gradients = needed(run.opened.places.gradients)
+    for name in ("head", "delete"):
+        monkeypatch.setattr(gradients, name, slowly(getattr(gradients, name), 0.01))
+    began = time.monotonic()
+    replica = run.opened.replica()
+    for window in range(3):
+        replica.catch_up()
+        run.contribute("m0", window, replica.base)
+        run.close(window + 1).join(60)
+    assert closed(run, 2).contributions
+    assert not gradients.exists(run.opened.keys.contribution("m0", 0))
+    assert time.monotonic() - began < 0.01 * 400 * (1 + 2 + 3 + 1)  # as long as one by one they would take
+
+
+def slowly(act: Callable[[str], Any], delay_s: float) -> Callable[[str], Any]:
+    def acted(key: str) -> Any:
+        time.sleep(delay_s)
+        return act(key)
+
+    return acted
 
 
 def test_what_comes_behind_a_window_s_time_is_late(tmp_path: Path) -> None:
@@ -149,6 +226,47 @@ def test_what_changes_between_check_and_use_is_left_out(tmp_path: Path) -> None:
     gathering.close()
     assert [each.uid for each in folded] == ["b"]
     assert gathering.rejected["a"].reason == "changed"
+
+
+@pytest.mark.parametrize("refusal", [AccessDenied, StorageError])
+def test_an_object_that_the_store_does_not_hand_out_is_rejected_and_the_others_are_taken(
+    refusal: type[StorageError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2, window_s=3600.0)
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, run.opened.facts_digest)
+    for name in ("get_if", "head"):
+        refuse(run, name, run.opened.keys.contribution("a", 0), refusal, monkeypatch)
+    run.close(1).join(60)
+    manifest = closed(run, 0)
+    assert [each.uid for each in manifest.contributions] == ["b"]
+    assert [(each.uid, each.reason) for each in manifest.rejected] == [("a", "unreadable")]
+
+
+@pytest.mark.parametrize("refusal", [AccessDenied, StorageError])
+def test_a_store_that_hands_nothing_out_is_no_contribution_s_fault(
+    refusal: type[StorageError], begun: LocalRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("get_if", "head", "get"):
+        refuse(begun, name, "", refusal, monkeypatch)
+    receiver = receiver_of(begun)
+    with pytest.raises(refusal, match="refused"):
+        receiver.receive("a", whenever(begun))
+    with pytest.raises(refusal, match="refused"):
+        receiver.look("a", 0)
+
+
+def refuse(run: LocalRun, name: str, key: str, error: type[StorageError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the gradients bucket refuse a key, or all of them where it is empty."""
+    storage = needed(run.opened.places.gradients)
+    honest = getattr(storage, name)
+
+    def asked(wanted: str, *more: Any) -> Any:
+        if wanted.endswith(key):
+            raise error("refused")
+        return honest(wanted, *more)
+
+    monkeypatch.setattr(storage, name, asked)
 
 
 def test_the_first_contribution_ever_cannot_ruin_the_weights(tmp_path: Path) -> None:
@@ -286,6 +404,11 @@ def losses(assigned_after: float, random_after: float) -> Losses:
         random_after=random_after,
         random_aggregate=4.8,
     )
+
+
+def test_pages_without_a_token_to_predict_tell_nothing() -> None:
+    nothing = dict.fromkeys(("assigned_before", "assigned_after", "assigned_aggregate"), 0.0)
+    assert replace(losses(4.6, 4.8), **nothing).excess() == 0.0
 
 
 def test_who_does_no_better_on_its_own_pages_is_out_in_a_few_windows() -> None:

@@ -21,7 +21,7 @@ import orjson
 from penstock.errors import ArtifactRejected, ObjectNotFound
 from penstock.exchange.artifacts import pack
 from penstock.exchange.checkpoints import Checkpoint
-from penstock.exchange.clock import StoreClock
+from penstock.exchange.clock import StoreClock, compare_clocks
 from penstock.exchange.gathering import GATHER_BYTES, Gathering
 from penstock.exchange.journal import Journal
 from penstock.exchange.keys import VERSION
@@ -87,6 +87,7 @@ class Aggregator:
         replica.catch_up()
         self._checkpoint(replica)
         self._retention.catch_up(replica.learned, read_members(self._storage, self._run.keys))
+        compare_clocks(self._clock, StoreClock(needed(self._run.places.gradients), self._run.keys.clock))
         self._journal.note("started", window=replica.learned)
         while not self._stop.requested() and (self._until is None or replica.learned < self._until):
             self._window(replica)
@@ -138,9 +139,11 @@ class Aggregator:
             gathering.look(peers.all, closes_at)
             if is_over or self._is_full(gathering, peers):
                 closing.chosen = gathering.choose(peers.all, len(peers.peers))
-                if len(closing.chosen) >= settings.min_contributions:
+                is_full = self._is_full(gathering, peers)  # no longer, where a norm gave a reserve the seat
+                if len(closing.chosen) >= settings.min_contributions and (is_over or is_full):
                     return closing
             if is_over:
+                gathering.tell_open(peers.peers)
                 closing.extensions += 1
                 closes_at += settings.window_s
                 members = closing.members = read_members(self._storage, run.keys)  # whoever came may be what is missing
@@ -161,7 +164,8 @@ class Aggregator:
         settled = gathering.received.keys() | gathering.rejected.keys()
         if not peers.peers or not settled >= set(peers.peers):
             return False
-        return len(gathering.received) >= len(peers.peers) or settled >= set(peers.all)
+        sound = gathering.received.keys() - gathering.rejected.keys()
+        return len(sound) >= len(peers.peers) or settled >= set(peers.all)
 
     def _described(
         self, replica: Replica, closing: _Closing, folded: list[Received], change: Any
@@ -179,7 +183,7 @@ class Aggregator:
         gathering.reject_late()
         taken = {each.uid for each in folded}
         missing = [uid for uid in closing.peers.peers if uid not in taken and uid not in gathering.rejected]
-        rejected = [*gathering.rejected.values(), *self._out_of_time(window, closing.members)]
+        rejected = [*gathering.rejected.values(), *self._out_of_time(gathering, closing.members)]
         manifest = Manifest(
             run=self._run.settings.run,
             window=window,
@@ -196,18 +200,18 @@ class Aggregator:
         )
         return manifest, data
 
-    def _out_of_time(self, window: int, members: tuple[str, ...]) -> list[Rejected]:
+    def _out_of_time(self, gathering: Gathering, members: tuple[str, ...]) -> list[Rejected]:
         """What came for the last windows, too late to be seen there, and what is there for the next one already."""
+        window = gathering.expected.window
         found: list[Rejected] = []
         for number in range(max(0, window - _LOOKED_BACK), window):
-            found += self._late(number, members)
-        for uid in members:
-            if self._receiver.look(uid, window + 1) is not None:
-                told = "written before its window opened"
-                found.append(Rejected(uid=uid, window=window + 1, reason="early", told=told))
+            found += self._late(number, gathering, members)
+        for uid in gathering.heads(members, window + 1):
+            told = "written before its window opened"
+            found.append(Rejected(uid=uid, window=window + 1, reason="early", told=told))
         return found
 
-    def _late(self, window: int, members: tuple[str, ...]) -> list[Rejected]:
+    def _late(self, window: int, gathering: Gathering, members: tuple[str, ...]) -> list[Rejected]:
         """Contributions to a window that was closed without them, each told once."""
         manifest = self._run.chain.read(window)
         if manifest is None:
@@ -216,9 +220,8 @@ class Aggregator:
         seen |= {each.uid for each in manifest.rejected if each.window == window}
         seen |= {uid for uid, number in self._told_late if number == window}
         found = []
-        for uid in members:
-            info = self._receiver.look(uid, window) if uid not in seen else None
-            if info is not None and store_time(info) >= int(manifest.closed_at):
+        for uid, info in gathering.heads([uid for uid in members if uid not in seen], window).items():
+            if store_time(info) >= int(manifest.closed_at):
                 self._told_late.add((uid, window))
                 told = f"written {store_time(info) - manifest.closed_at:.0f} s after its window had closed"
                 found.append(Rejected(uid=uid, window=window, reason="late", told=told))

@@ -130,7 +130,7 @@ def _headers(view: memoryview, header_bytes: int) -> tuple[dict[str, Any], dict[
         raise ArtifactRejected("malformed", "this is no safetensors file with a penstock header") from None
     try:
         size = max((told["data_offsets"][1] for told in described.values()), default=0)
-    except (LookupError, TypeError):
+    except (LookupError, TypeError, RecursionError):
         size = -1
     if size != len(view) - begin:
         told = f"{len(view) - begin} bytes of tensors: expected {_quoted(size)} by its header"
@@ -152,7 +152,10 @@ def raw(array: np.ndarray) -> memoryview:
 
 def _quoted(value: object) -> str:
     """What a stranger wrote, short, and without what a terminal would take for a command."""
-    return ascii(value)[:60]
+    try:
+        return ascii(value)[:60]
+    except RecursionError:  # JSON may be nested more deeply than can be written again
+        return "nested too deeply to be told"
 
 
 def _some(names: Mapping[str, Any]) -> str:

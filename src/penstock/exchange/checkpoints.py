@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.artifacts import LONG_HEADER_BYTES, largest, pieces, unpack
-from penstock.exchange.keys import VERSION, Keys
+from penstock.exchange.keys import VERSION, Keys, window_in
 from penstock.exchange.layout import Layout, digest_of
 from penstock.exchange.places import read_limited
 from penstock.faults import reach
@@ -33,6 +33,13 @@ class Checkpoint:
     base: str
     """Digest of the last window's manifest: what the next one builds on."""
     weights: Tensor
+
+
+def checkpoints_of(storage: Storage, keys: Keys) -> list[int]:
+    """All checkpoints of a run, by the windows they have learned, the oldest first."""
+    names = (info.key.removeprefix(keys.checkpoints) for info in storage.list(keys.checkpoints))
+    numbers = (window_in(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+    return sorted(number for number in numbers if number is not None)
 
 
 class Checkpoints:
@@ -72,9 +79,7 @@ class Checkpoints:
 
     def numbers(self) -> list[int]:
         """All checkpoints there are, by the windows they have learned, the oldest first."""
-        prefix = self._keys.checkpoints
-        names = (info.key.removeprefix(prefix) for info in self._storage.list(prefix))
-        return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+        return checkpoints_of(self._storage, self._keys)
 
     def read(self, learned: int) -> Checkpoint:
         """A checkpoint, refusing every byte that is not what was published."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from penstock.exchange.places import store_time
 from penstock.storage import Storage
+
+_log = logging.getLogger(__name__)
+_APART_S = 5.0
+"""Clocks are told in whole seconds, a request after one another."""
 
 
 class StoreClock:
@@ -38,3 +43,21 @@ class StoreClock:
             at = self._told[1]
         told, counted = self._told
         return told + at - counted
+
+    @property
+    def url(self) -> str:
+        return self._storage.url
+
+
+def compare_clocks(windows: StoreClock, contributions: StoreClock) -> None:
+    """Tell where they differ: windows open by one bucket's clock, and contributions are dated by another's."""
+    apart_s = contributions.now() - windows.now()
+    if abs(apart_s) > _APART_S:
+        _log.warning(
+            "the clock of %s is %.0f s %s that of %s: contributions are judged early or late by as much; keep both "
+            "buckets with one provider",
+            contributions.url,
+            abs(apart_s),
+            "ahead of" if apart_s > 0 else "behind",
+            windows.url,
+        )

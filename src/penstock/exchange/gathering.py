@@ -9,6 +9,7 @@ version that was checked, when their turn comes. However many there are, the sum
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 import threading
@@ -27,10 +28,13 @@ from penstock.exchange.manifests import Rejected
 from penstock.exchange.receiving import OpenWindow, Received, Receiver, TooLate
 from penstock.storage import ObjectInfo
 
+_log = logging.getLogger(__name__)
 GATHER_BYTES = 256 << 20
 _REQUESTS = 8
 _LARGE_BYTES = 4 << 20
 """From here on a contribution is checked by the thread that has read it."""
+_TOLD = 5
+"""Miners that a line of the log names."""
 _EMPTY = Artifact({}, {}, "")
 
 
@@ -104,6 +108,24 @@ class Gathering:
         finally:
             for each in coming:
                 each.cancel()
+
+    def heads(self, uids: Sequence[str], window: int) -> dict[str, ObjectInfo]:
+        """What lies there for another window, by small requests, several at a time."""
+        found = self._pool.map(lambda uid: self._receiver.look(uid, window), uids)
+        return {uid: info for uid, info in zip(uids, found, strict=True) if info is not None}
+
+    def tell_open(self, peers: Sequence[str]) -> None:
+        """Too little has come: what did, and what is wrong with it, goes to the log, since no manifest tells yet."""
+        wrong = [f"{each.uid} {each.reason} ({each.told})" for each in self.rejected.values()]
+        wrong += [f"{uid} late" for uid in self._late]
+        heard = self.received.keys() | self.rejected.keys() | self._late.keys()
+        missing = [uid for uid in peers if uid not in heard]
+        _log.warning(
+            "window %d stays open past its time: rejected: %s; nothing from: %s",
+            self.expected.window,
+            ", ".join(wrong[:_TOLD]) or "none",
+            ", ".join(missing[:_TOLD]) or "none",
+        )
 
     def choose(self, uids: Sequence[str], seats: int) -> list[Received]:
         """The contributions that take the seats, in this order; those whose norm is out of all proportion do not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,26 @@ class Journal:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.write(orjson.dumps(whole) + b"\n")
+            _append(self._path, orjson.dumps(whole) + b"\n")
         except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error.strerror or error}") from error
+            raise StorageError(
+                f"{self._path} cannot be written: {error.strerror or error}: mend that and run the same command again; "
+                "nothing that was learned is lost"
+            ) from error
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add a line as a whole or not at all, whatever the one before it came to."""
+    with path.open("a+b", buffering=0) as file:
+        end = file.tell()
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":  # a writer was killed in mid-line
+            line = b"\n" + line
+        try:
+            while line:  # a disk that fills up may take part of it
+                line = line[file.write(line) or 0 :]
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def _line(event: str, told: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
     gradients     <run>/v2/<uid>/<window>.safetensors         a miner's contribution; a miner writes below its uid alone
                   <run>/v2/<uid>/presence                     written when it starts: its key may write here
+                  <run>/v2/clock                              written to compare the store's clocks
     aggregator    <run>/v2/run.json                           settings, what the data and the model are; written once
                   <run>/v2/tokenizer.json                     the run's tokenizer
                   <run>/v2/members.json                       who may contribute
@@ -24,6 +25,7 @@ from penstock.errors import ConfigError
 
 VERSION = "v2"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_WINDOW = re.compile(r"[0-9]{8,}", re.ASCII)
 _DIGEST_DIGITS = 16
 
 
@@ -32,6 +34,11 @@ def check_name(name: str, what: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{what} {name!r} is no name: expected 1 to 63 letters, digits, - and _")
     return name
+
+
+def window_in(name: str) -> int | None:
+    """The window that a key's last part tells of; None where somebody else put something there."""
+    return int(name) if _WINDOW.fullmatch(name) else None
 
 
 class Keys:

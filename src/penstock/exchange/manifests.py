@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound, PreconditionFailed
-from penstock.exchange.keys import VERSION, Keys
+from penstock.exchange.keys import VERSION, Keys, window_in
 from penstock.exchange.places import read_limited, store_time
 from penstock.storage import Storage
 
@@ -98,9 +98,11 @@ class Manifest:
 
 def _check_types(told: dict[str, Any]) -> None:
     """Refuse what would be used as something else than it is."""
-    numbers = [told["opened_at"], told["closed_at"], *(each.norm for each in told["contributions"])]
+    numbers = [told["opened_at"], told["closed_at"], told["aggregate"]["size_bytes"]]
+    numbers += [number for each in told["contributions"] for number in (each.norm, each.size_bytes)]
     texts = [told["base"], told["weights"], told["aggregate"]["key"], told["aggregate"]["digest"], *told["missing"]]
     texts += [each.uid for each in (*told["contributions"], *told["rejected"])]
+    texts += [text for each in told["rejected"] for text in (each.reason, each.told)]
     if not all(isinstance(each, int | float) for each in numbers) or not all(isinstance(each, str) for each in texts):
         raise TypeError("numbers or texts that are none")
 
@@ -143,7 +145,12 @@ class ManifestChain:
 
     def written_at(self, window: int) -> float:
         """When a window was closed, and with that the next one opened: by the store's clock."""
-        return store_time(self._storage.head(self._keys.manifest(window)))
+        key = self._keys.manifest(window)
+        try:
+            return store_time(self._storage.head(key))
+        except ObjectNotFound as error:
+            told = f"{key} is gone: nobody can say when window {window + 1} opened"
+            raise ExchangeError(f"{told}: restore it, or begin another run") from error
 
     def publish(self, storage: Storage, manifest: Manifest) -> Manifest:
         """Close a window. Where another has closed it, that is what counts, and it is given back."""
@@ -160,5 +167,6 @@ class ManifestChain:
     def count(self) -> int:
         """How many windows were closed so far: by a list, since old manifests may be gone."""
         prefix = self._keys.manifest(0).removesuffix("00000000.json")
-        numbers = [int(info.key.removeprefix(prefix).removesuffix(".json")) for info in self._storage.list(prefix)]
-        return max(numbers, default=-1) + 1
+        names = (info.key.removeprefix(prefix) for info in self._storage.list(prefix))
+        numbers = (window_in(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+        return max((number for number in numbers if number is not None), default=-1) + 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import orjson
 
-from penstock.errors import ExchangeError, ObjectNotFound, PreconditionFailed
+from penstock.errors import ConfigError, ExchangeError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.keys import Keys, check_name
 from penstock.storage import ReadableStorage, Storage
 
@@ -48,8 +48,11 @@ def _read(storage: ReadableStorage, keys: Keys) -> tuple[tuple[str, ...], str]:
     except ObjectNotFound:
         raise ExchangeError(f"{storage.url} holds no run {keys.run!r}: start its aggregator first") from None
     try:
-        members = tuple(check_name(uid, "uid") for uid in orjson.loads(data)["members"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        told = orjson.loads(data)["members"]
+        if not isinstance(told, list) or len(set(told)) != len(told):
+            raise TypeError("expected a list of names, each once")
+        members = tuple(check_name(uid, "uid") for uid in told)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ConfigError) as error:
         raise ExchangeError(f"{keys.members} is damaged: {error}") from error
     return members, info.version or ""
 

@@ -10,7 +10,9 @@ contribution that was made and perhaps not sent is sent as it was made.
 
 from __future__ import annotations
 
+import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import orjson
 import torch
 
-from penstock.errors import ArtifactRejected, ConfigError, ObjectNotFound
+from penstock.errors import ArtifactRejected, ConfigError, ObjectNotFound, PreconditionFailed
 from penstock.exchange.artifacts import LONG_HEADER_BYTES, Tensors, largest, pack, unpack
 from penstock.exchange.journal import Journal
 from penstock.exchange.keys import VERSION, check_name
@@ -31,6 +33,7 @@ from penstock.faults import reach
 from penstock.storage import LocalStorage
 from penstock.train.stopping import StopRequest
 
+_log = logging.getLogger(__name__)
 _STATE = "miner.safetensors"
 _PENDING = "contribution.safetensors"
 
@@ -86,6 +89,7 @@ class Miner:
         try:
             replica.catch_up()
             self._load(learner)
+            self._settle(replica, learner)
             self._journal.note("started", window=replica.learned)
             while self._goes_on() and not self._is_done(replica.learned):
                 self._window(replica, learner, data)
@@ -129,7 +133,7 @@ class Miner:
         read_before, waited = replica.read_bytes, time.perf_counter()
         manifest = self._wait(replica)
         if manifest is not None:
-            self._take_back(manifest)
+            self._take_back(manifest, learner)
             self._journal.note(
                 "window",
                 window=window,
@@ -155,7 +159,7 @@ class Miner:
         _, data = pack(header, tensors)
         self._made = _Made(window, base, data, tensors)
         self._work.put(_PENDING, data)
-        self._save(learner)
+        self._save(learner, self._made)
 
     def _upload(self, made: _Made) -> None:
         key = self._run.keys.contribution(self._uid, made.window)
@@ -164,19 +168,43 @@ class Miner:
         reach("exchange.after_upload", key)
 
     def _wait(self, replica: Any) -> Manifest | None:
+        settings = self._run.settings
+        again_at = time.monotonic() + settings.window_s + settings.grace_s
         while True:
             manifest = replica.follow()
             if manifest is not None or not self._goes_on():
                 return manifest
+            if time.monotonic() >= again_at:
+                again_at += settings.window_s
+                self._send_again(replica.learned)
             self._stop.wait(self._poll_s)
 
-    def _take_back(self, manifest: Manifest) -> None:
-        """What was not taken over has yet to be learned: it goes back to the memory."""
+    def _send_again(self, window: int) -> None:
+        """A window that is open past its time may be waiting for what was sent and is gone, with its bucket perhaps.
+        What is there stays as it is, and a key that only writes can do this."""
+        if self._made is not None and self._made.window == window:
+            key = self._run.keys.contribution(self._uid, window)
+            with suppress(PreconditionFailed):
+                needed(self._run.places.gradients).put_if_absent(key, self._made.data)
+                _log.warning("%s was gone: it was sent again", key)
+
+    def _settle(self, replica: Any, learner: LocalLearner) -> None:
+        """The window of a contribution that was made before this process began may be closed by now."""
+        if self._made is not None and self._made.window < replica.learned:
+            manifest = self._run.chain.read(self._made.window)
+            if manifest is None or manifest.base != self._made.base:
+                self._made = None  # too long ago to say, or another chain's
+            else:
+                self._take_back(manifest, learner)
+
+    def _take_back(self, manifest: Manifest, learner: LocalLearner) -> None:
+        """What was not taken over has yet to be learned: it goes back to the memory, and that to the disk."""
         made, self._made = self._made, None
         if made is not None and made.window == manifest.window and not self._is_in(manifest) and self._memory.numel():
             total = self._run.codec.new_total()
             self._run.codec.fold(total, made.tensors)
             self._memory.add_(total.to(self._device))
+            self._save(learner, made, is_settled=True)
 
     def _is_in(self, manifest: Manifest) -> bool:
         return any(each.uid == self._uid for each in manifest.contributions)
@@ -187,9 +215,9 @@ class Miner:
     def _is_done(self, learned: int) -> bool:
         return self._until is not None and learned >= self._until
 
-    def _save(self, learner: LocalLearner) -> None:
-        """Memory and optimizer as they are once the contribution is made; durable before it is sent."""
-        assert self._made is not None
+    def _save(self, learner: LocalLearner, made: _Made, *, is_settled: bool = False) -> None:
+        """Memory and optimizer as they are once the contribution is made; durable before it is sent. Settled is what
+        went back to the memory since: it does not once more."""
         tensors = {name: each.numpy() for name, each in learner.state().items()}
         tensors["memory"] = self._memory.cpu().numpy()
         header = {
@@ -197,8 +225,9 @@ class Miner:
             "version": VERSION,
             "run": self._run.settings.run,
             "uid": self._uid,
-            "window": self._made.window,
-            "base": self._made.base,
+            "window": made.window,
+            "base": made.base,
+            "is_settled": is_settled,
             "shapes": {name: list(each.shape) for name, each in tensors.items()},
         }
         self._work.put(_STATE, pack(header, tensors)[1])
@@ -225,14 +254,18 @@ class Miner:
         state = {name: torch.from_numpy(each.copy()) for name, each in found.tensors.items() if name != "memory"}
         if state:
             learner.load_state(state)
-        self._made = self._pending(header["window"], header["base"])
+        if not header.get("is_settled"):
+            self._made = self._pending(header["window"], header["base"])
 
     def _pending(self, window: int, base: str) -> _Made | None:
         """The contribution that was made last, if it is the one that the state belongs to."""
         try:
             data = self._work.get_range(_PENDING, 0, largest(self._run.codec.shapes))
             found = unpack(data, self._run.codec.shapes)
-        except (ObjectNotFound, ArtifactRejected):
+        except ObjectNotFound:
+            return None
+        except ArtifactRejected as error:
+            _log.warning("%s/%s is damaged, so its window is learned again: %s", self._work.url, _PENDING, error)
             return None
         if (found.header.get("window"), found.header.get("base")) != (window, base):
             return None

@@ -11,7 +11,7 @@ import orjson
 import torch
 
 from penstock.errors import ConfigError, ExchangeError, ObjectNotFound, PreconditionFailed, differences
-from penstock.exchange.checkpoints import Checkpoint, Checkpoints
+from penstock.exchange.checkpoints import Checkpoint, Checkpoints, checkpoints_of
 from penstock.exchange.codec import AggregateCodec, ContributionCodec, make_codec
 from penstock.exchange.data import WindowData
 from penstock.exchange.keys import Keys
@@ -73,10 +73,7 @@ def open_run(places: Places, run: str) -> OpenedRun:
         raise ExchangeError(
             f"{places.aggregator.url} holds no run {run!r}: start its aggregator first, with --config"
         ) from None
-    try:
-        facts = RunFacts.from_dict(orjson.loads(data), keys.settings)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ExchangeError(f"{keys.settings} is damaged: {error}") from error
+    facts = RunFacts.from_bytes(data, keys.settings)
     definition = places.aggregator.get(keys.tokenizer)
     if hashlib.sha256(definition).hexdigest() != facts.tokenizer_sha256:
         raise ExchangeError(f"{keys.tokenizer} is not the tokenizer that the run was begun with")
@@ -97,13 +94,17 @@ def open_run(places: Places, run: str) -> OpenedRun:
 def begin_run(places: Places, settings: ExchangeSettings) -> OpenedRun:
     """Begin a run, or go on with one that has the same settings. Of two that begin it at once, one does."""
     keys = Keys(settings.run)
-    if places.aggregator.exists(keys.settings):
-        opened = open_run(places, settings.run)
-        _refuse_changes(settings, opened.settings)
-    else:
+    numbers = checkpoints_of(needed(places.checkpoints), keys)  # before run.json is looked for, which is written first
+    if not places.aggregator.exists(keys.settings):
+        if numbers:
+            raise ExchangeError(
+                f"{keys.settings} is gone from {places.aggregator.url}, and there are checkpoints of the run up to "
+                f"window {numbers[-1]}: begun anew, its windows would be closed a second time, with other content; "
+                "restore what was there, or name another run"
+            )
         _write_run(places, keys, settings)
-        opened = open_run(places, settings.run)
-        _refuse_changes(settings, opened.settings)
+    opened = open_run(places, settings.run)
+    _refuse_changes(settings, opened.settings)
     begin_members(places.aggregator, keys, settings.miners)
     if not opened.checkpoints.numbers():
         weights = _first_weights(opened)

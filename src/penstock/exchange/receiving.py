@@ -7,9 +7,10 @@ one request ── the answer's head: written in time? no larger than it can be?
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import ArtifactRejected, ObjectNotFound
+from penstock.errors import ArtifactRejected, ObjectNotFound, StorageError, TransientStoreError
 from penstock.exchange.artifacts import Artifact, largest, unpack
 from penstock.exchange.codec import ContributionCodec
 from penstock.exchange.keys import VERSION, Keys
@@ -68,6 +69,9 @@ class Receiver:
             return self._storage.head(self._keys.contribution(uid, window))
         except ObjectNotFound:
             return None
+        except StorageError as error:
+            self._blame_the_store(error)
+            return None
 
     def receive(self, uid: str, expected: OpenWindow, *, seen: ObjectInfo | None = None) -> Received | None:
         """Read and check what is there, None where nothing is; `ArtifactRejected` says why it is not used."""
@@ -90,6 +94,9 @@ class Receiver:
             )
         except ObjectNotFound:
             return None
+        except StorageError as error:
+            self._blame_the_store(error)
+            raise ArtifactRejected("unreadable", "the store does not hand it out, and answers otherwise") from error
 
     def check(self, uid: str, expected: OpenWindow, data: memoryview, info: ObjectInfo) -> Received:
         """Check what was read."""
@@ -99,6 +106,14 @@ class Receiver:
         return Received(
             uid=uid, info=info, written_at=store_time(info), artifact=artifact, norm=norm, samples_digest=samples
         )
+
+    def _blame_the_store(self, error: StorageError) -> None:
+        """Raise what is wrong with the store. Where it only refuses this object, the object is at fault: a miner may
+        encrypt its own with a key of its own, or have it archived, and nobody else can read it then."""
+        if isinstance(error, TransientStoreError):
+            raise error
+        with suppress(ObjectNotFound):
+            self._storage.get(self._keys.settings)  # nothing is there in this bucket, nor can a miner write it
 
     def _allow(self, info: ObjectInfo, expected: OpenWindow, seen: ObjectInfo | None) -> None:
         """Refuse to read what is out of time, too large, or another than was seen."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
+from penstock.exchange.keys import window_in
 from penstock.exchange.manifests import Manifest
 from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
 
+_REQUESTS = 8
 _LOOKED_BACK = 32
 """Windows whose contributions are removed again when an aggregator starts: it may have died before it did so."""
 
@@ -38,8 +41,8 @@ class Retention:
             self._run.checkpoints.remove(self._checkpoints, learned)
         prefix = self._run.keys.aggregates_of(0).removesuffix("00000000-")
         for info in list(self._aggregator.list(prefix)):
-            window = int(info.key.removeprefix(prefix).partition("-")[0])
-            if kept and window < kept[0]:
+            window = window_in(info.key.removeprefix(prefix).partition("-")[0])
+            if kept and window is not None and window < kept[0]:
                 self._aggregator.delete(info.key)
 
     def catch_up(self, learned: int, members: Iterable[str]) -> None:
@@ -52,5 +55,7 @@ class Retention:
 
     def _remove_contributions(self, window: int, members: Iterable[str]) -> None:
         if window >= 0:
-            for uid in members:
-                self._gradients.delete(self._run.keys.contribution(uid, window))
+            keys = [self._run.keys.contribution(uid, window) for uid in members]
+            with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="retention") as pool:
+                for _ in pool.map(self._gradients.delete, keys):
+                    pass  # what failed is raised

@@ -47,9 +47,13 @@ class Losses:
 
     def excess(self) -> float:
         """How much better than everybody's change it does on its own pages, less the same elsewhere."""
-        own = (self.assigned_aggregate - self.assigned_after) / self.assigned_before
-        elsewhere = (self.random_aggregate - self.random_after) / self.random_before
-        return own - elsewhere
+        own = _gained(self.assigned_aggregate - self.assigned_after, self.assigned_before)
+        return own - _gained(self.random_aggregate - self.random_after, self.random_before)
+
+
+def _gained(difference: float, before: float) -> float:
+    """A difference of losses as a part of the loss; pages without a token to predict have none, and tell nothing."""
+    return difference / before if before else 0.0
 
 
 def in_units(excesses: Mapping[str, float]) -> dict[str, float]:

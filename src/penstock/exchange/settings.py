@@ -6,7 +6,9 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from penstock.errors import ConfigError
+import orjson
+
+from penstock.errors import ConfigError, ExchangeError
 from penstock.exchange.keys import VERSION, check_name
 
 Inner = Literal["gradient", "adamw"]
@@ -88,25 +90,14 @@ class ExchangeSettings:
     def __post_init__(self) -> None:
         check_name(self.run, "run")
         check_name(self.validator, "validator")
+        if isinstance(self.miners, str):
+            raise ConfigError(f"miners={self.miners!r} is one text: expected a list of names")
         object.__setattr__(self, "miners", tuple(self.miners))
         for uid in self.miners:
             check_name(uid, "uid")
         if len(set(self.miners)) != len(self.miners):
             raise ConfigError(f"miners={list(self.miners)} names somebody twice: expected each once")
-        least = dict.fromkeys(_COUNTS, 1) | {"keep_checkpoints": 2, "keep_contributions": 2, "sequence_length": 2}
-        for name, at_least in least.items():
-            value = getattr(self, name)
-            if type(value) is not int or value < at_least:
-                raise ConfigError(f"{name}={value!r} cannot be: expected a whole number from {at_least} on")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-                raise ConfigError(f"{name}={value!r} cannot be: expected a number above 0")
-        if not 0 <= self.momentum <= 1 or self.grace_s < 0 or self.norm_factor <= 1:
-            raise ConfigError(
-                f"momentum={self.momentum}, grace_s={self.grace_s}, norm_factor={self.norm_factor}: expected a "
-                "momentum from 0 to 1, a grace of 0 or more, and a factor above 1"
-            )
+        self._check_numbers()
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: expected {' or '.join(allowed)}")
@@ -115,6 +106,26 @@ class ExchangeSettings:
                 f"top_k={self.top_k} of chunk_side={self.chunk_side}: expected a side from 2 to 256, and a multiple of "
                 f"8 up to {self.chunk_side**2}"
             )
+
+    def _check_numbers(self) -> None:
+        least = dict.fromkeys(_COUNTS, 1) | {"keep_checkpoints": 2, "keep_contributions": 2, "sequence_length": 2}
+        for name, at_least in least.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < at_least:
+                raise ConfigError(f"{name}={value!r} cannot be: expected a whole number from {at_least} on")
+        for name in (*_POSITIVE, *_NOT_NEGATIVE):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise ConfigError(f"{name}={value!r} cannot be: expected a number, 0 or more")
+            if name in _POSITIVE and not value:
+                raise ConfigError(f"{name}={value!r} cannot be: expected a number above 0")
+        if self.momentum > 1 or self.norm_factor <= 1:
+            raise ConfigError(
+                f"momentum={self.momentum}, norm_factor={self.norm_factor}: expected a momentum from 0 to 1, and a "
+                "factor above 1"
+            )
+        if type(self.seed) is not int or not -(1 << 63) <= self.seed < 1 << 64:
+            raise ConfigError(f"seed={self.seed!r} cannot be: expected a whole number of at most 64 bits")
 
     @classmethod
     def from_dict(cls, told: dict[str, Any], where: str) -> ExchangeSettings:
@@ -149,6 +160,7 @@ _COUNTS = (
     "chunk_side",
 )
 _POSITIVE = ("window_s", "inner_learning_rate", "max_grad_norm", "outer_learning_rate", "norm_factor", "max_norm")
+_NOT_NEGATIVE = ("grace_s", "weight_decay", "momentum")
 _CHOICES = {
     "inner": ("adamw", "gradient"),
     "codec": ("dct", "topk", "dense"),
@@ -181,7 +193,14 @@ class RunFacts:
         return {**told, "settings": self.settings.as_dict(), "layout": layout}
 
     @classmethod
-    def from_dict(cls, told: dict[str, Any], where: str) -> RunFacts:
+    def from_bytes(cls, data: bytes, where: str) -> RunFacts:
+        try:
+            return cls._from_dict(orjson.loads(data), where)
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ExchangeError(f"{where} is damaged: {error}") from error
+
+    @classmethod
+    def _from_dict(cls, told: dict[str, Any], where: str) -> RunFacts:
         if told.get("version") != VERSION:
             raise ConfigError(f"{where} has version {told.get('version')!r}, expected {VERSION!r}: update penstock")
         settings = ExchangeSettings.from_dict(told["settings"], where)

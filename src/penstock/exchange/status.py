@@ -83,7 +83,7 @@ def read_status(places: Places, run: str, *, last: int = 50) -> RunStatus:
     keys = Keys(run)
     storage = places.aggregator
     try:
-        facts = RunFacts.from_dict(orjson.loads(storage.get(keys.settings)), keys.settings)
+        facts = RunFacts.from_bytes(storage.get(keys.settings), keys.settings)
     except ObjectNotFound:
         raise ExchangeError(f"{storage.url} holds no run {run!r}: name one that an aggregator has begun") from None
     chain = ManifestChain(storage, keys)
