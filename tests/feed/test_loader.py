@@ -459,3 +459,32 @@ def test_ten_thousand_and_seven_samples_stopped_at_step_151_are_learned_once(
         assert len({len(batches) for batches in after}) == 1
         ids = [int(i) for batch in [*before, *(b for batches in after for b in batches)] for i in batch["sample_ids"]]
         assert sorted(ids) == list(range(size))
+
+
+def test_more_ranks_than_rows_of_a_batch_are_told_of(
+    stores: dict[int, BlockManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    DistributedLoader(stores[SIZES[-1]], 4, 0, 0, 4)
+    assert not caplog.messages
+    DistributedLoader(stores[SIZES[-1]], 4, 0, 0, 6)
+    assert caplog.messages == ["batch_size=4 is that of all 6 ranks together: ranks from 4 on never have a row"]
+
+
+def test_several_data_sets_are_refused_where_they_are_no_mix(stores: dict[int, BlockManager]) -> None:
+    for several in ({"a": stores[SIZES[-1]]}, [stores[SIZES[-1]], stores[SIZES[-1]]]):
+        with pytest.raises(ConfigError, match=r"expected one, or penstock\.Mix of several"):
+            DistributedLoader(several, 4)  # pyright: ignore[reportArgumentType]
+
+
+def test_samples_excluded_at_once_in_the_last_window_are_told_to_come_still(
+    stores: dict[int, BlockManager], tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = DistributedLoader(stores[SIZES[-1]], 2, tokenizer=tokenizer, sequence_length=16)
+    list(loader)
+    loader.exclude([1], at_once=True)  # there are more windows to come
+    assert not caplog.messages
+    loader.go_to(loader.batches_per_epoch - 1)
+    loader.exclude([2], at_once=True)
+    assert caplog.messages == [
+        "the last window of epoch 1 is under way, and packed: 1 excluded samples may still come in it"
+    ]

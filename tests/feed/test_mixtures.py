@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock import Mix
@@ -250,6 +250,12 @@ def test_another_batch_size_goes_on_with_the_very_next_draw(
 
 @examples
 @given(shape=shapes, stop=st.integers(1, 5), excluded=st.sets(st.integers(0, 40)), at_once=st.booleans())
+@example(  # few are left: in the first window of one epoch, in the last of the next
+    shape={"numbers": [1, 1, 1], "seed": 0, "order": "shard-local", "packing": "concatenate"},
+    stop=1,
+    excluded={*range(32), 37, 38, 40},
+    at_once=False,
+)
 def test_excluded_samples_come_no_more(
     make_case: Any, shape: dict[str, Any], stop: int, excluded: set[int], at_once: bool
 ) -> None:
@@ -327,6 +333,8 @@ def test_mixtures_that_cannot_work_are_refused(tmp_path: Path, stores: dict[str,
         ({"weights": {"web": 1}, "epochs": {"web": 1}}, "by weights or by epochs"),
         ({"weights": {"wob": 1}}, "weights name wob: expected some of web, code"),
         ({"weights": {"web": 1}, "schedule": {3: {"wob": 1}}}, "weights from step 3 on name wob"),
+        ({"weights": {"web": -1, "code": 2}}, "weights web=-1 are no shares: expected numbers from 0 on"),
+        ({"weights": {"web": 1, "code": float("nan")}}, "weights code=nan are no shares"),
         ({"epochs": {"web": 0}}, "epochs of web are below 1"),
         ({"steps_per_epoch": 3}, "go with weights"),
         ({"weights": {"web": 1}, "steps_per_epoch": 0}, "steps_per_epoch=0 is no epoch"),
@@ -351,6 +359,16 @@ def test_mixtures_that_cannot_work_are_refused(tmp_path: Path, stores: dict[str,
     mix = Mix({"empty": tmp_path / "empty", "web": stores["web"]}, weights={"empty": 1, "web": 1})
     with pytest.raises(ConfigError, match="data set 'empty' has nothing to draw"):
         list(DistributedLoader(mix, 4))
+
+
+def test_a_data_set_that_no_weight_names_is_told_to_be_left_out(
+    stores: dict[str, BlockManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = {"web": stores["web"], "code": stores["code"]}
+    Mix(sets, weights={"web": 1, "code": 0})
+    assert not caplog.messages
+    Mix(sets, weights={"web": 1})
+    assert caplog.messages == ["weights do not name code: left out of the mix; give 0 to say so"]
 
 
 def test_counts_that_are_not_known_yet_are_asked_for(

@@ -210,8 +210,9 @@ class BlockCutter:
                 self._close_block(batch.cursor_after(taken))
         if stop_at is not None:
             raise BadRowError(
-                f"{stop_at.position}: {stop_at.reason}: pass --on-bad-row skip to go on without such rows (the "
-                f"{len(self._entries)} blocks before it are kept), or mend the row and ingest into a new folder"
+                f"{stop_at.position}: {stop_at.reason}: pass --on-bad-row skip (in Python on_bad_row='skip', to ingest "
+                f"or BlockManager) to go on without such rows (the {len(self._entries)} blocks before it are kept), or "
+                "mend the row and ingest into a new folder"
             )
         for row in batch.bad[noted:]:
             self._note_skipped(row)

@@ -65,7 +65,8 @@ class DistributedLoader:
 
         Args:
             dataset: An open block store, or its path; or a mix of several.
-            batch_size: Samples of a global batch, over all ranks; sequences of it, where they are packed.
+            batch_size: Samples of a global batch, over all ranks; sequences of it, where they are packed. Of a short
+                one, or where there are more ranks than that, a rank may have none: its arrays have no rows.
             seed: Of the order.
             rank: This process's number, from 0.
             world_size: How many there are. Neither given, it is alone; refused where RANK and WORLD_SIZE say otherwise.
@@ -77,7 +78,7 @@ class DistributedLoader:
             learn: What labels hold: every token, or the assistant's turns of chats (instructions and prompts too).
             chat_template: How chats are written, where `learn` is "assistant": chatml, llama3, plain or a Jinja
                 template; else the tokenizer's own, or the first that its special tokens suit.
-            fields: The arrays of a packed batch; fewer cost less.
+            fields: The arrays of a packed batch; fewer cost less. Labels are shifted: each is the token that follows.
             order: sequential, shuffled, shard-local or numpy.
             drop_last: Whether a short last batch of an epoch is left out.
             prefetch_bytes: How much may be made ahead.
@@ -104,10 +105,12 @@ class DistributedLoader:
         fields = tuple(fields)  # a list would be slower where ids alone are asked for
         if unknown := [name for name in fields if name not in FIELDS]:
             raise ConfigError(f"fields {', '.join(unknown)} are unknown: expected some of {', '.join(FIELDS)}")
+        if isinstance(dataset, Mapping | list | tuple):
+            raise ConfigError(f"dataset is a {type(dataset).__name__}: expected one, or penstock.Mix of several")
         if cache is not None and isinstance(dataset, Mix):
             raise ConfigError("cache is of one data set, and this is a mix of several: leave it out")
         self.batch_size = batch_size
-        self.rank, self.world_size = settle_world(rank, world_size)
+        self.rank, self.world_size = settle_world(rank, world_size, batch_size)
         self._settings = FeedSettings(
             seed=seed,
             order=order,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 from collections.abc import Mapping
 
@@ -9,6 +11,7 @@ from penstock.blocks import BlockManager
 from penstock.errors import ConfigError
 from penstock.feed.numbers import whole_number
 
+_log = logging.getLogger(__name__)
 Dataset = BlockManager | str | os.PathLike[str]
 
 
@@ -35,7 +38,7 @@ class Mix:
         Args:
             datasets: Block stores by name. The name is part of a data set's order.
             weights: Shares of the draws: of sequences, and so of tokens, where they are packed; else of samples. Only
-                their ratios count.
+                their ratios count. What is not named is left out, with a warning; 0 says so.
             epochs: How often each comes in an epoch of the loader; once where not named. The default is once each.
             schedule: Other weights from given steps of the run on.
             steps_per_epoch: Steps of an epoch, by weights; else as many as it takes to draw as often as there are
@@ -60,6 +63,8 @@ class Mix:
                 raise ConfigError(
                     f"{where} name {', '.join(sorted(unknown))}: expected some of {', '.join(self.datasets)}"
                 )
+        if weights is not None and (missing := [name for name in self.datasets if name not in weights]):
+            _log.warning("weights do not name %s: left out of the mix; give 0 to say so", ", ".join(missing))
         self.weights = _listed(self.datasets, weights) if weights is not None else None
         self.schedule = {
             whole_number("step", int(step) if str(step).isdigit() else step): _listed(self.datasets, given)
@@ -75,4 +80,6 @@ class Mix:
 
 def _listed(names: Mapping[str, object], weights: Mapping[str, float]) -> list[float]:
     """Weights in the data sets' order; what is not named is left out."""
+    if bad := [f"{name}={weight!r}" for name, weight in weights.items() if not 0 <= weight < math.inf]:
+        raise ConfigError(f"weights {', '.join(bad)} are no shares: expected numbers from 0 on")
     return [float(weights.get(name, 0.0)) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from penstock.feed.source_feed import SourceFeed
 from penstock.feed.state import ExclusionEntry, LoaderState
 from penstock.feed.steps import Batch, Steps
 from penstock.feed.text_epoch import TextEpoch
+
+_log = logging.getLogger(__name__)
 
 
 class Feed(Protocol):
@@ -121,10 +124,17 @@ class PlainFeed:
     ) -> ExclusionEntry:
         if source is not None:
             raise ConfigError(f"source={source!r} names a data set of a mixture, and this loader has one data set")
+        window = (state.window + bool(state.offset)) if at_once else 0
+        if at_once and self._source.packed and window >= self._packed(state).window_count:
+            _log.warning(
+                "the last window of epoch %d is under way, and packed: %d excluded samples may still come in it",
+                state.epoch,
+                len(sample_ids),
+            )
         return ExclusionEntry(
             epoch=state.epoch if at_once else state.epoch + 1,
             step=state.step if at_once else 0,
-            window=(state.window + bool(state.offset)) if at_once else 0,
+            window=window,
             sample_ids=sample_ids,
         )
 

@@ -114,7 +114,7 @@ class PackedStream:
                 taken.append(Taken(None, made, offset, stop))
                 tokens += int(made.token_counts(range(offset, stop)).sum())
             empty = 0 if len(made) else empty + 1
-            if empty > packed.window_count:
+            if empty > 2 * packed.window_count:  # what there is may come first in one epoch and last in the next
                 raise ConfigError(f"data set {self._source.source!r} has nothing to draw: leave it out of the mix")
             count -= stop - offset
             offset = stop

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from penstock.errors import ConfigError
 from penstock.feed.numbers import whole_number
 
+_log = logging.getLogger(__name__)
 
-def settle_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
+
+def settle_world(rank: int | None, world_size: int | None, batch_size: int) -> tuple[int, int]:
     """The rank and the world size to go by; alone where nothing speaks of others.
 
     Nothing given under a launcher is refused, not filled in: as one of one, every process would train on all samples;
@@ -28,6 +31,13 @@ def settle_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
     rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} is not in a world of {world_size}: expected 0 to {world_size - 1}")
+    if batch_size < world_size and rank == 0:  # one of them is enough to say it
+        _log.warning(
+            "batch_size=%d is that of all %d ranks together: ranks from %d on never have a row",
+            batch_size,
+            world_size,
+            batch_size,
+        )
     return rank, world_size
 
 
