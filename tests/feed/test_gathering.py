@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.feed import token_store
+from penstock.feed import token_segments
 from penstock.feed.buffers import Buffers
 from penstock.feed.gathered import GatheredIds, GatheredRows, gather
 from penstock.feed.gathering import assemble
@@ -77,7 +77,7 @@ def test_rows_of_one_length_are_put_so_that_a_segment_is_a_matrix_of_them(tmp_pa
 def test_rows_of_several_segments_are_those_of_one_matrix_too(
     tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 500)
+    monkeypatch.setattr(token_segments, "_UNBOUNDED_SEGMENT_BYTES", 500)
     stores = [TokenStore(tmp_path, chunk_count=24, dtype=DTYPE, max_bytes=None) for _ in range(2)]
     parts: list[TokenChunk] = []
     found = None

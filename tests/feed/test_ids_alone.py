@@ -13,7 +13,7 @@ import pytest
 
 from feed.stores import TOKENIZER
 from penstock.blocks import BlockManager, ingest
-from penstock.feed import DistributedLoader, Mix, sequences, source_feed, token_cache, token_store
+from penstock.feed import DistributedLoader, Mix, sequences, source_feed, token_cache, token_segments, token_store
 from penstock.feed.unmapping import wait_until_given_back
 from penstock.plans.orders import ORDERS, OrderName
 
@@ -76,7 +76,7 @@ def test_a_cache_in_many_segments_gives_the_same_batches(
 ) -> None:
     wanted = [plain(batch) for batch in make_loader(kept / kind, order=order)]
     shutil.copytree(kept / kind, tmp_path / "store", ignore=shutil.ignore_patterns("tokens"))
-    monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 30_000)
+    monkeypatch.setattr(token_segments, "_UNBOUNDED_SEGMENT_BYTES", 30_000)
     loader = make_loader(tmp_path / "store", order=order)
     for _ in range(2):  # the first reads them in, the second has all at hand
         assert [plain(batch) for batch in loader] == wanted

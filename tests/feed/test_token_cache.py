@@ -21,7 +21,7 @@ from equipment.processes import pickled, python, run
 from equipment.scarcity import CANNOT_MOUNT
 from penstock.blocks import BlockManager, ingest
 from penstock.errors import ConfigError, StorageError
-from penstock.feed import Tokenizer, token_cache, token_store, train_tokenizer
+from penstock.feed import Tokenizer, token_cache, token_segments, token_store, train_tokenizer
 from penstock.feed.chunk_texts import ChunkTexts
 from penstock.feed.known_tokenizer import KnownTokenizer
 from penstock.feed.token_cache import TokenCache
@@ -261,7 +261,7 @@ def test_processes_share_one_and_killed_ones_leave_nothing_half(cache: TokenCach
 def test_it_stays_within_its_size_and_old_segments_go_first(
     blocks: BlockManager, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_store, "SEGMENT_BYTES", 600)
+    monkeypatch.setattr(token_segments, "SEGMENT_BYTES", 600)
     cache = TokenCache(blocks, tokenizer, max_bytes=2400)
     for _ in range(3):
         assert samples_of(cache) == expected(tokenizer)
@@ -373,9 +373,9 @@ def test_chunks_written_together_are_whole_over_segments_and_short_writes(
         calls.append(len(parts))
         return written(fd, [memoryview(parts[0])[: 1 + len(calls) % 5]], at)
 
-    monkeypatch.setattr(token_store, "_UNBOUNDED_SEGMENT_BYTES", 700)
+    monkeypatch.setattr(token_segments, "_UNBOUNDED_SEGMENT_BYTES", 700)
     store = TokenStore(tmp_path, chunk_count=40, dtype=np.dtype("<u2"), max_bytes=None)
-    monkeypatch.setattr(token_store, "_PARTS", 3)
+    monkeypatch.setattr(token_segments, "_PARTS", 3)
     monkeypatch.setattr(token_store.os, "pwritev", some)
     store.put_all((number, chunk(number)) for number in range(20))
     monkeypatch.setattr(token_store.os, "pwritev", written)

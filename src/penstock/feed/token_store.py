@@ -18,7 +18,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,30 +28,19 @@ from typing import NamedTuple
 import numpy as np
 from isal import isal_zlib
 
+from penstock.feed.token_segments import PIECE_BYTES, Payload, SegmentWriter, aligned, segment_path
 from penstock.feed.unmapping import give_back
 from penstock.feed.used_chunks import UsedChunks
 
 _log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 256 << 20
-"""Of a store that is bounded, at most: what is deleted together."""
-_SEGMENTS = 8
-"""How many a bounded store has room for, at least."""
-_UNBOUNDED_SEGMENT_BYTES = 1 << 30
 _RECORD = np.dtype(
     [("offset", "<u8"), ("tokens", "<u8"), ("segment", "<u4"), ("samples", "<u4"), ("crc", "<u4"), ("check", "<u4")]
 )
-_ALIGN = 8
-_LARGEST_ROW_BYTES = 64 << 10
-_PIECE_BYTES = 128 << 10
-"""What is written by one request is kept together in the system's memory, and mapped and given back as one: larger
-pieces cost less, and map more around what is used."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What file systems of clusters say that were mounted without locks."""
-_PARTS = 512
-"""Of one request to write; systems take 1,024."""
 _RECENT_BYTES = 32 << 20
-_FAULT_BYTES = _PIECE_BYTES
+_FAULT_BYTES = PIECE_BYTES
 """Whoever touches a page maps its piece, also where that is part of a neighbour that was let go of."""
 MAPPED_BYTES = 512 << 20
 """Of what is used again and again, what stays mapped: to map it again takes a good part of the time of reading it."""
@@ -82,34 +71,6 @@ class TokenChunk(NamedTuple):
         return length if (self.offsets == np.arange(len(self.offsets)) * length).all() else 0
 
 
-class _Payload(NamedTuple):
-    """What is written of a chunk, and where it may be."""
-
-    number: int
-    ends: bytes
-    ids: memoryview
-    samples: int
-    tokens: int
-    align: int
-    remainder: int
-
-    @property
-    def size(self) -> int:
-        return len(self.ends) + len(self.ids)
-
-    @classmethod
-    def of(cls, number: int, chunk: TokenChunk, dtype: np.dtype) -> _Payload:
-        """Rows of one length are put at multiples of it, so that a reader can take the segment for a matrix of them."""
-        ends = chunk.offsets.astype("<u4").tobytes()
-        ends = ends.ljust(_aligned(len(ends)), b"\0")
-        ids = np.ascontiguousarray(chunk.ids, dtype=dtype).data.cast("B")
-        row_bytes = chunk.common_length() * dtype.itemsize
-        align, remainder = _ALIGN, 0
-        if row_bytes % _ALIGN == 0 and 0 < row_bytes <= _LARGEST_ROW_BYTES:
-            align, remainder = row_bytes, -len(ends) % row_bytes
-        return cls(number, ends, ids, len(chunk.offsets) - 1, len(chunk.ids), align, remainder)
-
-
 class TokenStore:
     """One cache folder, as one process sees it. Safe for threads."""
 
@@ -132,12 +93,8 @@ class TokenStore:
         self._used = UsedChunks(MAPPED_BYTES)
         self._waits_for_disks = -1
         self._has_locks = True
-        self._own: tuple[int, int, int] | None = None
-        """The segment this process writes: its number, its descriptor, its size."""
-        self._segment_bytes = _UNBOUNDED_SEGMENT_BYTES
-        if max_bytes is not None:
-            self._segment_bytes = min(SEGMENT_BYTES, max(1, max_bytes // _SEGMENTS))
         self._fds: set[int] = set()
+        self._writer = SegmentWriter(folder / "segments", max_bytes, self._fds, self._forget_all_deleted)
         # Not when the interpreter ends: threads are still at it, and the numbers may be those of other files by then.
         weakref.finalize(self, _close_all, self._fds).atexit = False
         size = max(1, chunk_count) * _RECORD.itemsize
@@ -169,7 +126,7 @@ class TokenStore:
                 self._forget(segment)
             _close_all(self._fds)
             self._index_fd = self._lock_fd = -1  # their numbers may be those of other files soon
-            self._own = None
+            self._writer.end()
 
     def _opened(self, path: Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
@@ -186,7 +143,7 @@ class TokenStore:
         if record["check"] != _check(record):
             return None
         samples, tokens, start = int(record["samples"]), int(record["tokens"]), int(record["offset"])
-        ids_at = _aligned(4 * (samples + 1))
+        ids_at = aligned(4 * (samples + 1))
         stop = start + ids_at + tokens * self._dtype.itemsize
         data = self._segment(int(record["segment"]), stop)
         if data is None:
@@ -233,7 +190,7 @@ class TokenStore:
     def _forget_all_deleted(self) -> None:
         for segment, inode in list(self._inodes.items()):
             with suppress(OSError):
-                if self._segment_path(segment).stat().st_ino == inode:
+                if segment_path(self.folder / "segments", segment).stat().st_ino == inode:
                     continue
             self._forget(segment)
             self._whole = {told for told in self._whole if told[0] != segment}
@@ -287,12 +244,14 @@ class TokenStore:
         """Keep chunks, written together; an OSError where the disk does not take them."""
         if self.read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        payloads = [_Payload.of(number, chunk, self._dtype) for number, chunk in chunks]
+        payloads = [
+            Payload.of(number, each.ids, each.offsets, each.common_length(), self._dtype) for number, each in chunks
+        ]
         crcs = [isal_zlib.crc32(payload.ids, isal_zlib.crc32(payload.ends)) for payload in payloads]
         with self._lock:
             if self._index_fd < 0:
                 raise OSError(errno.EBADF, "it was closed meanwhile")
-            for payload, crc, (segment, start) in zip(payloads, crcs, self._append(payloads), strict=True):
+            for payload, crc, (segment, start) in zip(payloads, crcs, self._writer.append(payloads), strict=True):
                 record = np.zeros(1, dtype=_RECORD)
                 record["offset"], record["segment"] = start, segment
                 record["samples"], record["tokens"] = payload.samples, payload.tokens
@@ -354,85 +313,13 @@ class TokenStore:
             return None
         return True
 
-    def _append(self, payloads: list[_Payload]) -> list[tuple[int, int]]:
-        """Write payloads behind the others, each where its place leaves its remainder; tells segments and places."""
-        places: list[tuple[int, int]] = []
-        waiting: list[bytes | memoryview] = []
-        at = self._own[2] if self._own is not None else 0
-        for each in payloads:
-            if self._own is None or (at and at + each.size + each.align > self._segment_bytes):
-                self._write(waiting)
-                waiting, at = [], 0
-                self._begin_segment(each.size + each.align)
-            assert self._own is not None
-            gap = (each.remainder - at) % each.align
-            places.append((self._own[0], at + gap))
-            waiting += [bytes(gap), each.ends, each.ids, bytes(-(at + gap + each.size) % _ALIGN)]
-            at = _aligned(at + gap + each.size)
-        self._write(waiting)
-        return places
-
-    def _write(self, parts: list[bytes | memoryview]) -> None:
-        """Write behind what is there, piece by piece of the system's memory."""
-        if self._own is None:
-            return
-        number, fd, at = self._own
-        left = deque(memoryview(part) for part in parts if len(part))
-        while left:
-            piece: list[memoryview] = []
-            room = _PIECE_BYTES - at % _PIECE_BYTES
-            while left and room and len(piece) < _PARTS:
-                part = left.popleft()
-                if len(part) > room:
-                    left.appendleft(part[room:])
-                piece.append(part[:room])
-                room -= len(piece[-1])
-            while piece:
-                written = os.pwritev(fd, piece, at)
-                at += written
-                while piece and written >= len(piece[0]):
-                    written -= len(piece.pop(0))
-                if written:
-                    piece[0] = piece[0][written:]
-        self._own = number, fd, at
-
-    def _begin_segment(self, size: int) -> None:
-        if self._own is not None:
-            self._fds.discard(self._own[1])
-            os.close(self._own[1])
-            self._own = None
-        if self._max_bytes is not None:
-            self._evict(self._max_bytes - max(size, self._segment_bytes))
-            self._forget_all_deleted()
-        names = [int(path.name) for path in (self.folder / "segments").iterdir() if path.name.isdigit()]
-        number = max(names, default=-1) + 1
-        while True:
-            with suppress(FileExistsError):
-                self._own = number, self._opened(self._segment_path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL), 0
-                return
-            number += 1
-
-    def _evict(self, left_bytes: int) -> None:
-        """Delete the segments used longest ago until so much is left. Readers keep what they are at."""
-        facts = []
-        for path in (self.folder / "segments").iterdir():
-            with suppress(FileNotFoundError):  # another process is at it too
-                told = path.stat()
-                facts.append((told.st_mtime_ns, told.st_size, path))
-        total = sum(size for _, size, _ in facts)
-        for _, size, path in sorted(facts):
-            if total <= left_bytes:
-                return
-            path.unlink(missing_ok=True)
-            total -= size
-
     def _segment(self, number: int, size: int) -> np.ndarray | None:
         """A segment's bytes, at least so many of them; None where they are not there."""
         with self._lock:
             known = self._maps.get(number)
             if known is not None and len(known[0]) >= size:
                 return known[0]
-            path = self._segment_path(number)
+            path = segment_path(self.folder / "segments", number)
             try:
                 if not self.read_only:
                     os.utime(path)  # the time it was last used: evictions go by it
@@ -447,9 +334,6 @@ class TokenStore:
             self._maps[number], self._inodes[number] = (data, mapped), inode
             return data if len(data) >= size else None
 
-    def _segment_path(self, number: int) -> Path:
-        return self.folder / "segments" / f"{number:08d}"
-
 
 def _close_all(fds: set[int]) -> None:
     while fds:
@@ -460,7 +344,3 @@ def _close_all(fds: set[int]) -> None:
 def _check(record: np.void) -> int:
     """CRC of a record's other fields; never that of zeros, so that an empty record is none."""
     return zlib.crc32(record.tobytes()[:-4], 1) or 1
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGN) * _ALIGN
