@@ -36,12 +36,12 @@ class LocalRun:
         config = write_config(folder, top_k=8, chunk_side=16, **settings)
         return cls(folder, begin_run(open_places("aggregator", str(folder / "buckets")), read_settings(config)))
 
-    def contribute(self, uid: str, window: int, base: str, *, seed: int = 0, scale: float = 1.0) -> None:
+    def contribute(self, uid: str, window: int, base: str, *, seed: int = 0, scale: float = 1.0, **header: Any) -> None:
         """Something that passes every check, whatever it is worth."""
         count = self.opened.facts.num_weights
         change = scale * torch.randn(count, generator=torch.Generator().manual_seed(seed))
         tensors = self.opened.codec.encode(change, self.opened.codec.new_memory())
-        self.put(uid, window, base, tensors)
+        self.put(uid, window, base, tensors, header)
 
     def put(
         self, uid: str, window: int, base: str, tensors: dict[str, np.ndarray], header: dict[str, Any] | None = None

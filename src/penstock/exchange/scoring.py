@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -98,17 +98,24 @@ def after_window(
     members: Iterable[str],
     found: Mapping[str, tuple[float, tuple[str, ...]]],
     without: Iterable[str],
+    *,
+    taken: Collection[str] = (),
+    is_kept: bool = True,
 ) -> dict[str, Score]:
     """Scores of the members after a window, by what was found of each: excess and flags.
 
     `without` names those who were waited for, or heard, and nothing usable came. A newcomer has no score before that:
-    a window that closed before it was admitted, or before it could have come, is no absence."""
+    a window that closed before it was admitted, or before it could have come, is no absence. Nor is one that has
+    `taken` what somebody sent, found or not; where not all `is_kept` that was sent, nobody can say of the others."""
     waited_for = set(without)
     after: dict[str, Score] = {}
     for uid in members:
         if uid in found:
             excess, flags = found[uid]
             after[uid] = scores.get(uid, Score()).after(excess, flags)
+        elif uid in taken or (uid not in waited_for and not is_kept):
+            if uid in scores:
+                after[uid] = replace(scores[uid], absent=0) if uid in taken else scores[uid]
         elif uid in scores or uid in waited_for:
             after[uid] = scores.get(uid, Score()).missed()
     return after
