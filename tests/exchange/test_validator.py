@@ -14,7 +14,7 @@ from exchange.local_run import LocalRun
 from penstock.exchange.data import WindowData
 from penstock.exchange.members import admit
 from penstock.exchange.places import needed
-from penstock.exchange.scoring import Score, from_dict
+from penstock.exchange.scoring import Score, as_dict, from_dict
 from penstock.exchange.validator import Validator
 from penstock.train.stopping import StopRequest
 
@@ -134,6 +134,23 @@ def test_junk_in_the_place_of_what_was_taken_counts_as_changed(run: LocalRun, cl
     validate(run, 1)
     assert scores_of(run)["b"].flags == ("changed",)
     assert scores_of(run)["b"].is_out
+
+
+@pytest.mark.parametrize("sent", [("a", "b"), ("a", "b", "c")])
+def test_nobody_is_put_out_by_losses_in_a_window_with_too_few_to_compare(run: LocalRun, sent: tuple[str, ...]) -> None:
+    known = {"a": Score(score=5.0, windows=9), "b": Score(score=-1.0, windows=9), "c": Score(score=5.0, windows=9)}
+    told = orjson.dumps({"scores": as_dict(known), "window": -1})
+    storage, keys = run.opened.places.aggregator, run.opened.keys
+    storage.put(keys.scores("validator"), told)
+    admit(storage, keys, [uid for uid in known if uid not in sent], remove=True)
+    data = run.opened.data()
+    for number, uid in enumerate(sent):
+        contribute(run, data, uid, 0, run.opened.facts_digest, seed=number)
+    data.close()
+    run.close(1).join(60)
+    admit(storage, keys, ["c"])
+    validate(run, 1)
+    assert [uid for uid, score in scores_of(run).items() if score.is_out] == (["b"] if len(sent) == 3 else [])
 
 
 def test_a_validator_that_falls_behind_says_which_windows_it_left_out(

@@ -428,6 +428,23 @@ def test_where_pages_are_alike_nobody_is_out_by_losses() -> None:
     assert not any(each.is_out for each in judge(scores).values())
 
 
+def test_of_two_nobody_is_out_by_losses() -> None:
+    """The bar is a share of the median, which of two is their mean: the better one alone would put the other out."""
+    scores: dict[str, Score] = {}
+    for _ in range(5):
+        units = in_units({"a": 0.09, "b": 0.01})
+        scores = judge({uid: scores.get(uid, Score()).after(units[uid]) for uid in units})
+        assert not any(each.is_out for each in scores.values())
+    assert judge(scores | {"b": scores["b"].after(units["b"], ("samples",))})["b"].is_out
+    assert not judge(scores | {"new": Score(score=1.0, windows=1)})["b"].is_out  # it was not measured often
+
+
+def test_where_fewer_than_three_are_scored_in_a_window_nobody_is_out_by_losses() -> None:
+    scores = {uid: Score(score=value, windows=9) for uid, value in (("a", 1.0), ("b", 0.1), ("c", 1.2))}
+    assert [uid for uid, each in judge(scores, num_scored=3).items() if each.is_out] == ["b"]
+    assert not any(each.is_out for each in judge(scores, num_scored=2).values())
+
+
 def test_a_flag_counts_at_once_and_fades() -> None:
     scores = judge({"a": Score().after(1.0, ("copied",)), "b": Score().after(1.0)})
     assert scores["a"].is_out

@@ -168,7 +168,8 @@ class Validator:
         rejected = [each.uid for each in manifest.rejected if each.window == manifest.window]
         is_kept = self._tell_gone(manifest, [uid for uid in members if uid in taken and uid not in found])
         without = [*manifest.missing, *rejected]
-        self._scores = judge(after_window(self._scores, members, found, without, taken=taken, is_kept=is_kept))
+        scores = after_window(self._scores, members, found, without, taken=taken, is_kept=is_kept)
+        self._scores = judge(scores, len(measured))
         self._scored = manifest.window
         self._post(manifest, members, measured)
         self._journal.note(
