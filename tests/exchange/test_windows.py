@@ -431,8 +431,8 @@ def test_where_pages_are_alike_nobody_is_out_by_losses() -> None:
 def test_of_two_nobody_is_out_by_losses() -> None:
     """The bar is a share of the median, which of two is their mean: the better one alone would put the other out."""
     scores: dict[str, Score] = {}
+    units = in_units({"a": 0.09, "b": 0.01})
     for _ in range(5):
-        units = in_units({"a": 0.09, "b": 0.01})
         scores = judge({uid: scores.get(uid, Score()).after(units[uid]) for uid in units})
         assert not any(each.is_out for each in scores.values())
     assert judge(scores | {"b": scores["b"].after(units["b"], ("samples",))})["b"].is_out

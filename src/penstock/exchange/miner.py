@@ -29,6 +29,7 @@ from penstock.exchange.manifests import Manifest
 from penstock.exchange.members import read_members
 from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
+from penstock.exchange.standing import why_not_taken
 from penstock.faults import reach
 from penstock.storage import LocalStorage
 from penstock.train.stopping import StopRequest
@@ -139,6 +140,7 @@ class Miner:
                 window=window,
                 contributors=[each.uid for each in manifest.contributions],
                 was_taken=self._is_in(manifest),
+                **self._why_not(manifest),
                 weights=replica.digest,
                 read_bytes=replica.read_bytes - read_before,
                 wait_s=round(time.perf_counter() - waited, 6),
@@ -205,6 +207,13 @@ class Miner:
             self._run.codec.fold(total, made.tensors)
             self._memory.add_(total.to(self._device))
             self._save(learner, made, is_settled=True)
+
+    def _why_not(self, manifest: Manifest) -> dict[str, str]:
+        """Why a window was closed without this miner, where it was."""
+        if self._is_in(manifest):
+            return {}
+        run = self._run
+        return {"why": why_not_taken(run.places.aggregator, run.keys, run.settings.validator, self._uid, manifest)}
 
     def _is_in(self, manifest: Manifest) -> bool:
         return any(each.uid == self._uid for each in manifest.contributions)
