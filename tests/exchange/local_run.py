@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ class LocalRun:
         opened_at = store_time(self.opened.places.aggregator.head(self.opened.keys.settings))
         path = self.folder / "buckets" / "gradients" / self.opened.keys.contribution(uid, 0)
         os.utime(path, (opened_at + after_s, opened_at + after_s))
+
+    def until_closed(self, window: int) -> None:
+        deadline = time.monotonic() + 60
+        while not self.opened.chain.exists(window):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def close(self, windows: int, **options: Any) -> threading.Thread:
         """An aggregator that closes windows up to a number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import tracemalloc
@@ -169,6 +170,46 @@ def test_what_comes_behind_a_window_s_time_is_late(tmp_path: Path) -> None:
     gathering.reject_late()
     gathering.close()
     assert gathering.rejected["a"].reason == "late"
+
+
+def test_late_is_what_was_written_after_its_window_had_closed_and_not_before(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=1, window_s=3600.0)
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    closed_at = closed(run, 0).closed_at
+    for uid, written_at in (("b", (int(closed_at) + closed_at) / 2), ("c", closed_at + 0.25)):
+        run.contribute(uid, 0, run.opened.facts_digest)
+        path = tmp_path / "buckets" / "gradients" / run.opened.keys.contribution(uid, 0)
+        os.utime(path, (written_at, written_at))
+    run.contribute("a", 1, closed(run, 0).digest)
+    run.close(2).join(60)
+    told = [(each.uid, each.window, each.reason, each.told) for each in closed(run, 1).rejected]
+    assert told == [("c", 0, "late", "written 0 s after its window had closed")]
+
+
+def test_what_was_received_in_time_is_not_late_however_coarse_the_store_s_clock_is(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=1, window_s=3600.0)
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, run.opened.facts_digest)
+        run.date_first(uid, 60.0)  # when the window is closed by its own clock, this is yet to come
+    aggregator = run.close(2)
+    run.until_closed(0)
+    run.contribute("a", 1, closed(run, 0).digest)
+    aggregator.join(60)
+    assert closed(run, 1).rejected == ()
+
+
+def test_what_came_in_the_time_that_a_window_was_given_later_is_not_late(tmp_path: Path) -> None:
+    """Though nobody looked at it again: its miner is no longer expected."""
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2)
+    run.contribute("b", 0, run.opened.facts_digest)
+    written_at = store_time(needed(run.opened.places.gradients).head(run.opened.keys.contribution("b", 0)))
+    gathering = Gathering(receiver_of(run), replace(whenever(run), closes_at=0.0))
+    gathering.look(["a", "b"], written_at - 1.0)
+    gathering.look(["a"], written_at + 60.0)
+    gathering.reject_late()
+    gathering.close()
+    assert not gathering.rejected
 
 
 def test_contributions_that_do_not_fit_in_memory_are_read_again(tmp_path: Path) -> None:
