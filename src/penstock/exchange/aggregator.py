@@ -34,6 +34,7 @@ from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.replica import Replica
 from penstock.exchange.retention import Retention
 from penstock.exchange.scoring import PeerList, choose_peers, from_dict
+from penstock.exchange.work_folder import hold
 from penstock.faults import reach
 from penstock.train.stopping import StopRequest
 
@@ -74,6 +75,7 @@ class Aggregator:
         self._poll_s = poll_s
         self._gather_bytes = gather_bytes
         self._until = until_window
+        self._folder = work
         self._journal = Journal(work, "aggregator")
         self._storage = opened.places.aggregator
         self._receiver = Receiver(needed(opened.places.gradients), opened.keys, opened.codec)
@@ -84,6 +86,10 @@ class Aggregator:
 
     def run(self) -> int:
         """Close windows; returns how many are closed."""
+        with hold(self._folder, "aggregator", self._run.settings.run):
+            return self._close_windows()
+
+    def _close_windows(self) -> int:
         replica = self._run.replica()
         replica.catch_up()
         self._checkpoint(replica)

@@ -30,6 +30,7 @@ from penstock.exchange.members import read_members
 from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
 from penstock.exchange.standing import why_not_taken
+from penstock.exchange.work_folder import hold
 from penstock.faults import reach
 from penstock.storage import LocalStorage
 from penstock.train.stopping import StopRequest
@@ -70,12 +71,17 @@ class Miner:
         self._device = torch.device(device)
         self._poll_s = poll_s
         self._until = until_window
+        self._folder = work
         self._journal = Journal(work, f"miner {uid}")
         self._memory = opened.codec.new_memory(self._device)
         self._made: _Made | None = None
 
     def run(self) -> int:
         """Take part; returns how many windows the weights have learned."""
+        with hold(self._folder, f"miner {self._uid}", self._run.settings.run):
+            return self._take_part()
+
+    def _take_part(self) -> int:
         opened = self._run
         if self._uid not in read_members(opened.places.aggregator, opened.keys):
             raise ConfigError(

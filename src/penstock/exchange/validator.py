@@ -33,6 +33,7 @@ from penstock.exchange.places import needed
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.replica import Replica
 from penstock.exchange.scoring import Losses, Score, after_window, as_dict, choose_peers, from_dict, in_units, judge
+from penstock.exchange.work_folder import hold
 from penstock.faults import reach
 from penstock.train.stopping import StopRequest
 
@@ -68,6 +69,7 @@ class Validator:
         self._device = torch.device(device)
         self._poll_s = poll_s
         self._until = until_window
+        self._folder = work
         self._journal = Journal(work, f"validator {self._name}")
         self._storage = opened.places.aggregator
         self._receiver = Receiver(needed(opened.places.gradients), opened.keys, opened.codec)
@@ -82,6 +84,10 @@ class Validator:
 
     def run(self) -> int:
         """Follow the run and score it; returns how many windows were seen."""
+        with hold(self._folder, f"validator {self._name}", self._run.settings.run):
+            return self._follow()
+
+    def _follow(self) -> int:
         self._recall()
         data = self._run.data()
         model, vector = self._run.model()
