@@ -176,6 +176,24 @@ def test_a_miner_that_is_no_member_is_told_so(run: LocalRun, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "role", [("miner", "--uid", "a", "--work", "work"), ("validator",)], ids=["miner", "validator"]
+)
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("foo", "device='foo' is unknown: expected auto, cpu, cuda or cuda:0"),
+        ("cuda", "device='cuda' names a CUDA device that is not there: torch finds no CUDA device here"),
+        ("cuda:1", "device='cuda:1' names a CUDA device that is not there: torch finds no CUDA device here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(
+    run: LocalRun, monkeypatch: pytest.MonkeyPatch, role: tuple[str, ...], device: str, told: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert told in refusal_of(run, role[0], "run", *role[1:], "--device", device)
+
+
+@pytest.mark.parametrize(
     ("wrong", "told"),
     [
         ({"top_k": 7}, "top_k=7 of chunk_side=64"),

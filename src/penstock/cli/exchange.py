@@ -27,7 +27,7 @@ Poll = Annotated[float, typer.Option(min=0.01, help="Seconds between looks at th
 Patience = Annotated[float, typer.Option(min=0, help="Seconds that a store may be gone before that is an error.")]
 Until = Annotated[int | None, typer.Option(min=1, help="Stop once so many windows are closed; else run on.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: as many as torch likes.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _PATIENCE_S = 3_600.0
 

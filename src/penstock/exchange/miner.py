@@ -33,6 +33,7 @@ from penstock.exchange.standing import why_not_taken
 from penstock.exchange.work_folder import hold
 from penstock.faults import reach
 from penstock.storage import LocalStorage
+from penstock.train.devices import device_named
 from penstock.train.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Miner:
         self._uid = check_name(uid, "uid")
         self._work = LocalStorage(work)
         self._stop = stop
-        self._device = torch.device(device)
+        self._device = device_named(device)
         self._poll_s = poll_s
         self._until = until_window
         self._folder = work

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 from torch import Tensor
 
 from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound
@@ -35,6 +34,7 @@ from penstock.exchange.replica import Replica
 from penstock.exchange.scoring import Losses, Score, after_window, as_dict, choose_peers, from_dict, in_units, judge
 from penstock.exchange.work_folder import hold
 from penstock.faults import reach
+from penstock.train.devices import device_named
 from penstock.train.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Validator:
         self._run = opened
         self._name = opened.settings.validator
         self._stop = stop
-        self._device = torch.device(device)
+        self._device = device_named(device)
         self._poll_s = poll_s
         self._until = until_window
         self._folder = work
