@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ class LocalRun:
         config = write_config(folder, top_k=8, chunk_side=16, **settings)
         return cls(folder, begin_run(open_places("aggregator", str(folder / "buckets")), read_settings(config)))
 
-    def contribute(self, uid: str, window: int, base: str, *, seed: int = 0, scale: float = 1.0) -> None:
+    def contribute(self, uid: str, window: int, base: str, *, seed: int = 0, scale: float = 1.0, **header: Any) -> None:
         """Something that passes every check, whatever it is worth."""
         count = self.opened.facts.num_weights
         change = scale * torch.randn(count, generator=torch.Generator().manual_seed(seed))
         tensors = self.opened.codec.encode(change, self.opened.codec.new_memory())
-        self.put(uid, window, base, tensors)
+        self.put(uid, window, base, tensors, header)
 
     def put(
         self, uid: str, window: int, base: str, tensors: dict[str, np.ndarray], header: dict[str, Any] | None = None
@@ -56,6 +57,12 @@ class LocalRun:
         opened_at = store_time(self.opened.places.aggregator.head(self.opened.keys.settings))
         path = self.folder / "buckets" / "gradients" / self.opened.keys.contribution(uid, 0)
         os.utime(path, (opened_at + after_s, opened_at + after_s))
+
+    def until_closed(self, window: int) -> None:
+        deadline = time.monotonic() + 60
+        while not self.opened.chain.exists(window):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
     def close(self, windows: int, **options: Any) -> threading.Thread:
         """An aggregator that closes windows up to a number."""

@@ -24,6 +24,7 @@ from penstock.exchange.journal import METRICS_FILE
 from penstock.exchange.keys import Keys
 from penstock.exchange.miner import Miner
 from penstock.exchange.places import needed
+from penstock.exchange.scoring import Score, as_dict
 from penstock.exchange.status import read_status
 from penstock.exchange.validator import Validator
 from penstock.train.stopping import StopRequest
@@ -137,6 +138,32 @@ def test_what_was_not_taken_goes_back_to_the_memory_of_a_miner_that_was_started_
         thread.join(60)
     for name, tensor in sent[0].items():
         assert np.array_equal(tensor, sent[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("score", "why"),
+    [
+        (Score(score=0.1, windows=5, is_out=True), "out by the validator's word on window 0: its score is 0.100, far"),
+        (Score(windows=5, is_out=True, flags=("samples",)), "out by the validator's word on window 0: flagged samples"),
+        (Score(windows=5, absent=2), "a reserve, having missed 2 windows in a row; others had the seats"),
+        (Score(score=0.5, windows=5), "it had no seat in this window"),
+    ],
+)
+def test_a_miner_that_was_not_taken_is_told_why(tmp_path: Path, score: Score, why: str) -> None:
+    run = LocalRun.begin(tmp_path, window_s=3600.0, **TOP | {"seats": 1})
+    told = {"scores": as_dict({"a": Score(score=1.0, windows=5), "b": score}), "window": 0}
+    for window in (0, None):
+        run.opened.places.aggregator.put(run.opened.keys.scores("validator", window), json.dumps(told).encode())
+    thread, stop = start(run, tmp_path / "b")
+    until_sent(run, 0)
+    close_without_b(run, 0)
+    until_sent(run, 1)
+    stop.set()
+    thread.join(60)
+    lines = (tmp_path / "b" / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    (event,) = (event for event in map(json.loads, lines) if event["event"] == "window")
+    assert not event["was_taken"]
+    assert event["why"].startswith(why)
 
 
 def test_a_contribution_that_is_gone_is_sent_again_once_its_window_is_open_past_its_time(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as Xml
@@ -167,12 +168,54 @@ def test_members_are_admitted_by_command(run: LocalRun, says: Says) -> None:
     assert "3 members: a, b, c" in says("admit", "run", "newcomer", "--remove")
 
 
+def test_admitting_a_member_again_or_removing_none_is_told(run: LocalRun, says: Says) -> None:
+    assert says("admit", "run", "a", "b") == "run: a, b were members already: 3 members: a, b, c\n"
+    assert says("admit", "run", "zed", "--remove") == "run: zed was no member: 3 members: a, b, c\n"
+    assert says("admit", "run", "a", "newcomer") == "run: a was a member already: 4 members: a, b, c, newcomer\n"
+    told = says("admit", "run", "newcomer", "zed", "yves", "--remove")
+    assert told == "run: zed, yves were no members: 3 members: a, b, c\n"
+
+
+def test_a_role_that_is_asked_to_stop_says_what_the_exchange_does(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a"], window_s=3600.0)
+    command = [sys.executable, "-m", "penstock", "exchange", "aggregator", "run", "--threads", "1"]
+    command += ["--work", str(tmp_path / "work"), "--buckets", str(run.folder / "buckets")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "started" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+    assert "stopping: nothing that was sent is lost, and the same command goes on; once more ends at once" in told
+    assert "commit" not in told
+
+
 def test_a_miner_that_is_no_member_is_told_so(run: LocalRun, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock", "exchange", "miner", "run", "--uid", "stranger", "--threads", "1"]
     command += ["--work", str(tmp_path), "--buckets", str(run.folder / "buckets")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "'stranger' is no member of run 'run'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "role", [("miner", "--uid", "a", "--work", "work"), ("validator",)], ids=["miner", "validator"]
+)
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("foo", "device='foo' is unknown: expected auto, cpu, cuda or cuda:0"),
+        ("cuda", "device='cuda' names a CUDA device that is not there: torch finds no CUDA device here"),
+        ("cuda:1", "device='cuda:1' names a CUDA device that is not there: torch finds no CUDA device here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_a_sentence(
+    run: LocalRun, monkeypatch: pytest.MonkeyPatch, role: tuple[str, ...], device: str, told: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert told in refusal_of(run, role[0], "run", *role[1:], "--device", device)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import tracemalloc
@@ -169,6 +170,46 @@ def test_what_comes_behind_a_window_s_time_is_late(tmp_path: Path) -> None:
     gathering.reject_late()
     gathering.close()
     assert gathering.rejected["a"].reason == "late"
+
+
+def test_late_is_what_was_written_after_its_window_had_closed_and_not_before(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b", "c"], seats=1, window_s=3600.0)
+    run.contribute("a", 0, run.opened.facts_digest)
+    run.close(1).join(60)
+    closed_at = closed(run, 0).closed_at
+    for uid, written_at in (("b", (int(closed_at) + closed_at) / 2), ("c", closed_at + 0.25)):
+        run.contribute(uid, 0, run.opened.facts_digest)
+        path = tmp_path / "buckets" / "gradients" / run.opened.keys.contribution(uid, 0)
+        os.utime(path, (written_at, written_at))
+    run.contribute("a", 1, closed(run, 0).digest)
+    run.close(2).join(60)
+    told = [(each.uid, each.window, each.reason, each.told) for each in closed(run, 1).rejected]
+    assert told == [("c", 0, "late", "written 0 s after its window had closed")]
+
+
+def test_what_was_received_in_time_is_not_late_however_coarse_the_store_s_clock_is(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=1, window_s=3600.0)
+    for uid in ("a", "b"):
+        run.contribute(uid, 0, run.opened.facts_digest)
+        run.date_first(uid, 60.0)  # when the window is closed by its own clock, this is yet to come
+    aggregator = run.close(2)
+    run.until_closed(0)
+    run.contribute("a", 1, closed(run, 0).digest)
+    aggregator.join(60)
+    assert closed(run, 1).rejected == ()
+
+
+def test_what_came_in_the_time_that_a_window_was_given_later_is_not_late(tmp_path: Path) -> None:
+    """Though nobody looked at it again: its miner is no longer expected."""
+    run = LocalRun.begin(tmp_path, miners=["a", "b"], seats=2)
+    run.contribute("b", 0, run.opened.facts_digest)
+    written_at = store_time(needed(run.opened.places.gradients).head(run.opened.keys.contribution("b", 0)))
+    gathering = Gathering(receiver_of(run), replace(whenever(run), closes_at=0.0))
+    gathering.look(["a", "b"], written_at - 1.0)
+    gathering.look(["a"], written_at + 60.0)
+    gathering.reject_late()
+    gathering.close()
+    assert not gathering.rejected
 
 
 def test_contributions_that_do_not_fit_in_memory_are_read_again(tmp_path: Path) -> None:
@@ -426,6 +467,23 @@ def test_who_does_no_better_on_its_own_pages_is_out_in_a_few_windows() -> None:
 def test_where_pages_are_alike_nobody_is_out_by_losses() -> None:
     scores = {uid: Score(score=value, windows=9) for uid, value in (("a", 0.2), ("b", -0.4), ("c", 0.1), ("d", -1.0))}
     assert not any(each.is_out for each in judge(scores).values())
+
+
+def test_of_two_nobody_is_out_by_losses() -> None:
+    """The bar is a share of the median, which of two is their mean: the better one alone would put the other out."""
+    scores: dict[str, Score] = {}
+    units = in_units({"a": 0.09, "b": 0.01})
+    for _ in range(5):
+        scores = judge({uid: scores.get(uid, Score()).after(units[uid]) for uid in units})
+        assert not any(each.is_out for each in scores.values())
+    assert judge(scores | {"b": scores["b"].after(units["b"], ("samples",))})["b"].is_out
+    assert not judge(scores | {"new": Score(score=1.0, windows=1)})["b"].is_out  # it was not measured often
+
+
+def test_where_fewer_than_three_are_scored_in_a_window_nobody_is_out_by_losses() -> None:
+    scores = {uid: Score(score=value, windows=9) for uid, value in (("a", 1.0), ("b", 0.1), ("c", 1.2))}
+    assert [uid for uid, each in judge(scores, num_scored=3).items() if each.is_out] == ["b"]
+    assert not any(each.is_out for each in judge(scores, num_scored=2).values())
 
 
 def test_a_flag_counts_at_once_and_fades() -> None:

@@ -27,7 +27,7 @@ Poll = Annotated[float, typer.Option(min=0.01, help="Seconds between looks at th
 Patience = Annotated[float, typer.Option(min=0, help="Seconds that a store may be gone before that is an error.")]
 Until = Annotated[int | None, typer.Option(min=1, help="Stop once so many windows are closed; else run on.")]
 Threads = Annotated[int, typer.Option(min=0, help="Threads to compute with; 0: as many as torch likes.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _PATIENCE_S = 3_600.0
 
@@ -127,10 +127,22 @@ def admit(
     """Add miners to a run, or remove them; needs the aggregator's credentials."""
     from penstock.exchange.keys import Keys
     from penstock.exchange.members import admit as change
+    from penstock.exchange.members import read_members
 
     places = _opened("aggregator", buckets, 60.0)
+    before = read_members(places.aggregator, Keys(run))
     members = change(places.aggregator, Keys(run), uids, remove=remove)
-    console().print(f"{run}: {counted(len(members), 'member')}: {', '.join(members)}")
+    vain = [uid for uid in dict.fromkeys(uids) if (uid in before) != remove]
+    console().print(f"{run}: {_in_vain(vain, remove)}{counted(len(members), 'member')}: {', '.join(members)}")
+
+
+def _in_vain(uids: list[str], remove: bool) -> str:
+    """For whom there was nothing to do."""
+    if not uids:
+        return ""
+    if len(uids) == 1:
+        return f"{uids[0]} was {'no member' if remove else 'a member already'}: "
+    return f"{', '.join(uids)} were {'no members' if remove else 'members already'}: "
 
 
 @exchange.command()
@@ -190,7 +202,8 @@ def _until_stopped(role: Callable[[Any], int]) -> None:
 
     logging.getLogger("penstock.exchange.journal").setLevel(logging.INFO)  # a line a window, so that it can be followed
     stop = StopRequest()
-    with SignalsStop(stop):
+    told = "stopping: nothing that was sent is lost, and the same command goes on; once more ends at once"
+    with SignalsStop(stop, told=told):
         windows = role(stop)
     console(stderr=True).print(f"stopped after {counted(windows, 'window')}")
 

@@ -34,6 +34,7 @@ from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.replica import Replica
 from penstock.exchange.retention import Retention
 from penstock.exchange.scoring import PeerList, choose_peers, from_dict
+from penstock.exchange.work_folder import hold
 from penstock.faults import reach
 from penstock.train.stopping import StopRequest
 
@@ -74,15 +75,21 @@ class Aggregator:
         self._poll_s = poll_s
         self._gather_bytes = gather_bytes
         self._until = until_window
+        self._folder = work
         self._journal = Journal(work, "aggregator")
         self._storage = opened.places.aggregator
         self._receiver = Receiver(needed(opened.places.gradients), opened.keys, opened.codec)
         self._clock = StoreClock(self._storage, opened.keys.clock)
         self._retention = Retention(opened)
-        self._told_late: set[tuple[str, int]] = set()
+        self._heard: set[tuple[str, int]] = set()
+        """Whose contribution to which window came in time, or was told to be late."""
 
     def run(self) -> int:
         """Close windows; returns how many are closed."""
+        with hold(self._folder, "aggregator", self._run.settings.run):
+            return self._close_windows()
+
+    def _close_windows(self) -> int:
         replica = self._run.replica()
         replica.catch_up()
         self._checkpoint(replica)
@@ -181,6 +188,7 @@ class Aggregator:
         self._run.aggregate_codec.apply(weights, tensors)
         gathering = closing.gathering
         gathering.reject_late()
+        self._heard |= {(uid, window) for uid in gathering.received}
         taken = {each.uid for each in folded}
         missing = [uid for uid in closing.peers.peers if uid not in taken and uid not in gathering.rejected]
         rejected = [*gathering.rejected.values(), *self._out_of_time(gathering, closing.members)]
@@ -218,14 +226,14 @@ class Aggregator:
             return []
         seen = {each.uid for each in manifest.contributions}
         seen |= {each.uid for each in manifest.rejected if each.window == window}
-        seen |= {uid for uid, number in self._told_late if number == window}
+        seen |= {uid for uid, number in self._heard if number == window}
         found = []
         for uid, info in gathering.heads([uid for uid in members if uid not in seen], window).items():
-            if store_time(info) >= int(manifest.closed_at):
-                self._told_late.add((uid, window))
+            if store_time(info) > manifest.closed_at:
+                self._heard.add((uid, window))
                 told = f"written {store_time(info) - manifest.closed_at:.0f} s after its window had closed"
                 found.append(Rejected(uid=uid, window=window, reason="late", told=told))
-        self._told_late = {each for each in self._told_late if each[1] >= window - _LOOKED_BACK}
+        self._heard = {each for each in self._heard if each[1] >= window - _LOOKED_BACK}
         return found
 
     def _opened_at(self, window: int) -> float:

@@ -161,7 +161,8 @@ class Gathering:
         """The window is closed now: what came behind its time is late. Before that its time may be made longer."""
         for uid, written_at in self._late.items():
             behind = written_at - self.expected.closes_at
-            self.reject(uid, "late", f"written {behind:.0f} s after its window's time was over, grace included")
+            if behind > 0:  # else it was not looked at again once there was more time: nobody expects it any more
+                self.reject(uid, "late", f"written {behind:.0f} s after its window's time was over, grace included")
 
     def reject(self, uid: str, reason: str, told: str) -> None:
         self.rejected[uid] = Rejected(uid=uid, window=self.expected.window, reason=reason, told=told)

@@ -19,6 +19,7 @@ _SHOWN = (
     "sent_bytes",
     "contributors",
     "was_taken",
+    "why",
     "rejected",
     "missing",
     "scores",

@@ -29,8 +29,11 @@ from penstock.exchange.manifests import Manifest
 from penstock.exchange.members import read_members
 from penstock.exchange.opening import OpenedRun
 from penstock.exchange.places import needed
+from penstock.exchange.standing import why_not_taken
+from penstock.exchange.work_folder import hold
 from penstock.faults import reach
 from penstock.storage import LocalStorage
+from penstock.train.devices import device_named
 from penstock.train.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -66,15 +69,20 @@ class Miner:
         self._uid = check_name(uid, "uid")
         self._work = LocalStorage(work)
         self._stop = stop
-        self._device = torch.device(device)
+        self._device = device_named(device)
         self._poll_s = poll_s
         self._until = until_window
+        self._folder = work
         self._journal = Journal(work, f"miner {uid}")
         self._memory = opened.codec.new_memory(self._device)
         self._made: _Made | None = None
 
     def run(self) -> int:
         """Take part; returns how many windows the weights have learned."""
+        with hold(self._folder, f"miner {self._uid}", self._run.settings.run):
+            return self._take_part()
+
+    def _take_part(self) -> int:
         opened = self._run
         if self._uid not in read_members(opened.places.aggregator, opened.keys):
             raise ConfigError(
@@ -139,6 +147,7 @@ class Miner:
                 window=window,
                 contributors=[each.uid for each in manifest.contributions],
                 was_taken=self._is_in(manifest),
+                **self._why_not(manifest),
                 weights=replica.digest,
                 read_bytes=replica.read_bytes - read_before,
                 wait_s=round(time.perf_counter() - waited, 6),
@@ -205,6 +214,13 @@ class Miner:
             self._run.codec.fold(total, made.tensors)
             self._memory.add_(total.to(self._device))
             self._save(learner, made, is_settled=True)
+
+    def _why_not(self, manifest: Manifest) -> dict[str, str]:
+        """Why a window was closed without this miner, where it was."""
+        if self._is_in(manifest):
+            return {}
+        run = self._run
+        return {"why": why_not_taken(run.places.aggregator, run.keys, run.settings.validator, self._uid, manifest)}
 
     def _is_in(self, manifest: Manifest) -> bool:
         return any(each.uid == self._uid for each in manifest.contributions)

@@ -12,12 +12,13 @@ from penstock.storage import LocalStorage, ObjectInfo, Storage, load_bucket_secr
 from penstock.storage.objects import ObjectStorage
 from penstock.storage.retry import Budgets, RetryBudget
 
-Role = Literal["aggregator", "miner", "validator", "status"]
+Role = Literal["aggregator", "miner", "validator", "export", "status"]
 _Purpose = Literal["read", "write"]
 _USES: dict[Role, dict[str, _Purpose]] = {
     "aggregator": {"gradients": "write", "aggregator": "write", "checkpoints": "write"},
     "miner": {"gradients": "write", "aggregator": "read", "checkpoints": "read"},
     "validator": {"gradients": "read", "aggregator": "write", "checkpoints": "read"},
+    "export": {"aggregator": "read", "checkpoints": "read"},
     "status": {"aggregator": "read"},
 }
 """Which credentials a role has to have. The keys to write also read there: the aggregator's reads all contributions."""
@@ -66,7 +67,7 @@ def open_places(role: Role, folder: str | None = None, *, patience_s: float = PA
         return _places(role, found, top)
     secrets = load_bucket_secrets()
     needs: dict[str, tuple[_Purpose, ...]] = {name: (purpose,) for name, purpose in uses.items()}
-    if role != "status":
+    if role not in ("export", "status"):
         needs["dataset"] = ("read",)
     secrets.check(needs)
     budgets = patient(patience_s)

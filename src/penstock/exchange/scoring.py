@@ -7,14 +7,15 @@
 Whoever learned its own pages does better on them than everybody's change does, and no better elsewhere: its excess is
 above 0. A copied contribution, or one made of other pages, has no excess; how hard a page is cancels out. Excesses are
 taken in units of what is usual in their window and remembered over windows. Who falls far below the others is out;
-where pages are so alike that most miners have no excess to speak of, losses tell nothing, and nobody is out by them.
+where pages are so alike that most miners have no excess to speak of, losses tell nothing, and nobody is out by them;
+nor where fewer than three are there to compare.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ ABSENT_FROM = 2
 """Who has missed so many windows in a row is not waited for."""
 TELLING = 0.5
 """Losses tell something where the median score is at least this."""
+LEAST_SCORED = 3
+"""Of fewer nobody can say what is usual: the median of two is their mean."""
 _LARGEST = 3.0
 FLAGGED = -1.0
 """What a window counts in which somebody was found cheating."""
@@ -98,27 +101,40 @@ def after_window(
     members: Iterable[str],
     found: Mapping[str, tuple[float, tuple[str, ...]]],
     without: Iterable[str],
+    *,
+    taken: Collection[str] = (),
+    is_kept: bool = True,
 ) -> dict[str, Score]:
     """Scores of the members after a window, by what was found of each: excess and flags.
 
     `without` names those who were waited for, or heard, and nothing usable came. A newcomer has no score before that:
-    a window that closed before it was admitted, or before it could have come, is no absence."""
+    a window that closed before it was admitted, or before it could have come, is no absence. Nor is one that has
+    `taken` what somebody sent, found or not; where not all `is_kept` that was sent, nobody can say of the others."""
     waited_for = set(without)
     after: dict[str, Score] = {}
     for uid in members:
         if uid in found:
             excess, flags = found[uid]
             after[uid] = scores.get(uid, Score()).after(excess, flags)
+        elif uid in taken or (uid not in waited_for and not is_kept):
+            if uid in scores:
+                after[uid] = replace(scores[uid], absent=0) if uid in taken else scores[uid]
         elif uid in scores or uid in waited_for:
             after[uid] = scores.get(uid, Score()).missed()
     return after
 
 
-def judge(scores: Mapping[str, Score]) -> dict[str, Score]:
-    """Say who is out: by a flag at once, else by a score far below the median of those that were measured often."""
+def judge(scores: Mapping[str, Score], num_scored: int | None = None) -> dict[str, Score]:
+    """Say who is out: by a flag at once, else by a score far below the median of those that were measured often.
+
+    Args:
+        scores: What is remembered.
+        num_scored: How many were measured in the last window; None: enough.
+    """
     known = [each.score for each in scores.values() if each.windows >= LEAST_WINDOWS and not each.flags]
     median = statistics.median(known) if known else 0.0
-    bar = OUT_BELOW * median if median >= TELLING else -math.inf
+    least = len(known) if num_scored is None else min(len(known), num_scored)
+    bar = OUT_BELOW * median if median >= TELLING and least >= LEAST_SCORED else -math.inf
     return {
         uid: replace(each, is_out=bool(each.flags) or (each.windows >= LEAST_WINDOWS and each.score < bar))
         for uid, each in scores.items()

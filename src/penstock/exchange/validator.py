@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import secrets
 import time
 from dataclasses import asdict, dataclass
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 from torch import Tensor
 
 from penstock.errors import ArtifactRejected, ExchangeError, ObjectNotFound
@@ -32,7 +32,9 @@ from penstock.exchange.places import needed
 from penstock.exchange.receiving import OpenWindow, Received, Receiver
 from penstock.exchange.replica import Replica
 from penstock.exchange.scoring import Losses, Score, after_window, as_dict, choose_peers, from_dict, in_units, judge
+from penstock.exchange.work_folder import hold
 from penstock.faults import reach
+from penstock.train.devices import device_named
 from penstock.train.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -64,9 +66,10 @@ class Validator:
         self._run = opened
         self._name = opened.settings.validator
         self._stop = stop
-        self._device = torch.device(device)
+        self._device = device_named(device)
         self._poll_s = poll_s
         self._until = until_window
+        self._folder = work
         self._journal = Journal(work, f"validator {self._name}")
         self._storage = opened.places.aggregator
         self._receiver = Receiver(needed(opened.places.gradients), opened.keys, opened.codec)
@@ -74,9 +77,17 @@ class Validator:
         self._scores: dict[str, Score] = {}
         self._scored = -1
         """The last window that was scored."""
+        self._left_out: list[int] = []
+        """Windows since then that were closed too long ago."""
+        self._has_kept_up = False
+        """Whether this process was ever as far as the run is; what was closed before that is no fault of its own."""
 
     def run(self) -> int:
         """Follow the run and score it; returns how many windows were seen."""
+        with hold(self._folder, f"validator {self._name}", self._run.settings.run):
+            return self._follow()
+
+    def _follow(self) -> int:
         self._recall()
         data = self._run.data()
         model, vector = self._run.model()
@@ -89,18 +100,44 @@ class Validator:
                 before = replica.weights.clone()
                 window = replica.learned
                 manifest = replica.follow()
-                if manifest is None:
-                    self._stop.wait(self._poll_s)
-                elif replica.learned == window + 1 and window > self._scored and self._is_recent(window):
+                if manifest is not None and replica.learned == window + 1 and self._is_due(window):
+                    self._tell_left_out()
                     self._score(manifest, before, replica, learner, data)
+                    continue
+                self._left_out += range(max(window, self._scored + 1), replica.learned)
+                if manifest is None:
+                    self._tell_left_out()
+                    self._stop.wait(self._poll_s)
+            self._tell_left_out()
             self._journal.note("stopped", window=replica.learned)
             return replica.learned
         finally:
             data.close()
 
-    def _is_recent(self, window: int) -> bool:
+    def _is_due(self, window: int) -> bool:
         """Whether a window is worth the while: its contributions are still there, and it is not long over."""
-        return not self._run.chain.exists(window + self._run.settings.keep_contributions - 1)
+        keep = self._run.settings.keep_contributions
+        return window > self._scored and not self._run.chain.exists(window + keep - 1)
+
+    def _tell_left_out(self) -> None:
+        """One line for all windows that were passed over since the last that was scored."""
+        if self._left_out and self._has_kept_up:
+            first, last, count = self._left_out[0], self._left_out[-1], len(self._left_out)
+            which = f"window {first} was" if count == 1 else f"windows {first} to {last} ({count}) were"
+            _log.warning(
+                "%s left out: windows are closed faster than this validator scores them: %s", which, self._faster
+            )
+        self._left_out.clear()
+        self._has_kept_up = True
+
+    @property
+    def _faster(self) -> str:
+        settings = self._run.settings
+        return (
+            f"give it a faster machine, or begin a run with fewer pages to score (n_pages={settings.n_pages}, "
+            f"random_pages={settings.random_pages}), longer windows (window_s={settings.window_s:g}) or a larger "
+            f"keep_contributions={settings.keep_contributions}"
+        )
 
     def _score(
         self, manifest: Manifest, before: Tensor, replica: Replica, learner: LocalLearner, data: WindowData
@@ -111,10 +148,18 @@ class Validator:
         random_before = learner.mean_loss(before, common.batches)
         random_aggregate = learner.mean_loss(replica.weights, common.batches)
         measured: dict[str, _Measured] = {}
+        found: dict[str, tuple[float, tuple[str, ...]]] = {}
+        taken = {each.uid for each in manifest.contributions}
         for uid in members:
             if self._stop.requested():
                 return
-            received = self._received(uid, manifest)
+            try:
+                received = self._received(uid, manifest, uid in taken)
+            except ArtifactRejected as error:
+                _log.info("window %d, %s: %s", manifest.window, uid, error)
+                if uid in taken and error.reason != "unreadable":
+                    found[uid] = 0.0, ("changed",)  # it was sound when it was taken
+                continue
             if received is None:
                 continue
             losses = self._losses(received, before, replica.weights, learner, data, common, manifest.window)
@@ -125,9 +170,12 @@ class Validator:
                 flags,
             )
         units = in_units({uid: each.losses.excess() for uid, each in measured.items()})
-        found = {uid: (units[uid], each.flags + _copied(uid, measured)) for uid, each in measured.items()}
+        found |= {uid: (units[uid], each.flags + _copied(uid, measured)) for uid, each in measured.items()}
         rejected = [each.uid for each in manifest.rejected if each.window == manifest.window]
-        self._scores = judge(after_window(self._scores, members, found, [*manifest.missing, *rejected]))
+        is_kept = self._tell_gone(manifest, [uid for uid in members if uid in taken and uid not in found])
+        without = [*manifest.missing, *rejected]
+        scores = after_window(self._scores, members, found, without, taken=taken, is_kept=is_kept)
+        self._scores = judge(scores, len(measured))
         self._scored = manifest.window
         self._post(manifest, members, measured)
         self._journal.note(
@@ -140,20 +188,30 @@ class Validator:
             score_s=round(time.perf_counter() - began, 6),
         )
 
-    def _received(self, uid: str, manifest: Manifest) -> Received | None:
+    def _tell_gone(self, manifest: Manifest, gone: list[str]) -> bool:
+        """Say of whom something was taken that cannot be read any more; returns whether all is kept that was sent."""
+        is_kept = not self._run.chain.exists(manifest.window + self._run.settings.keep_contributions)
+        if gone and is_kept:
+            told = "window %d: what %s sent was taken, and is gone before its time: it is not scored"
+            _log.warning(told, manifest.window, ", ".join(gone))
+        elif gone:
+            told = "window %d: what %s sent was removed before it could be scored: %s"
+            _log.warning(told, manifest.window, ", ".join(gone), self._faster)
+        return is_kept
+
+    def _received(self, uid: str, manifest: Manifest, was_taken: bool) -> Received | None:
         """A member's contribution, whether or not it was taken; None where there is none that could have been."""
         settings = self._run.settings
         if any((each.uid, each.window) == (uid, manifest.window) for each in manifest.rejected):
             return None
         closes_at = manifest.opened_at + (manifest.extensions + 1) * settings.window_s + settings.grace_s
         expected = OpenWindow(
-            window=manifest.window, base=manifest.base, opened_at=manifest.opened_at, closes_at=closes_at
+            window=manifest.window,
+            base=manifest.base,
+            opened_at=manifest.opened_at,
+            closes_at=math.inf if was_taken else closes_at,  # sent twice, it is the same still
         )
-        try:
-            return self._receiver.receive(uid, expected)
-        except ArtifactRejected as error:
-            _log.info("window %d, %s: %s", manifest.window, uid, error)
-            return None
+        return self._receiver.receive(uid, expected)
 
     def _losses(
         self,

@@ -154,11 +154,16 @@ def _check_streamed(config: TrainingConfig) -> None:
         raise ConfigError(f"gpu_budget_gib={budget} cannot work: expected GiB above 0, or none for nearly all there is")
 
 
+def check_device(name: str) -> None:
+    """Refuse what names no device."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise ConfigError(f"device={name!r} is unknown: expected auto, cpu, cuda or cuda:0")
+
+
 def _check_devices(config: TrainingConfig) -> None:
     if not re.fullmatch(r"(\d+(,\d+)*)?", config.cuda_ids):
         raise ConfigError(f"cuda_ids={config.cuda_ids!r} is no list of devices: expected numbers, as in 0,1")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
-        raise ConfigError(f"device={config.device!r} is unknown: expected auto, cpu, cuda or cuda:0")
+    check_device(config.device)
     if config.parallel_independent and config.ddp:
         raise ConfigError("parallel_independent and ddp exclude each other: choose one")
     if config.parallel_independent and config.plan == "strided":

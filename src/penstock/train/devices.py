@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from penstock.errors import ConfigError
+from penstock.train.checks import check_device
 from penstock.train.config import TrainingConfig
 
 Precision = Literal["fp32", "bf16"]
@@ -30,6 +31,12 @@ def choose_devices(config: TrainingConfig) -> list[torch.device]:
     if not count:
         raise _not_there(f"device={name!r}", count)
     return [torch.device("cuda", worker % count) for worker in range(config.workers)]
+
+
+def device_named(name: str) -> torch.device:
+    """One device by its name, for whoever trains without a config; refused as `penstock train --device` refuses it."""
+    check_device(name)
+    return choose_devices(TrainingConfig(dataset_file="", device=name))[0]
 
 
 def device_of_rank(config: TrainingConfig, local_rank: int) -> torch.device:

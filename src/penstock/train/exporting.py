@@ -47,17 +47,34 @@ def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
     commit = _commit(parts, checkpoint_id)
     state = parts.checkpoints.read(commit.checkpoint_id, commit.digest, only="model")
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
+    tokenizer = storage.get(TOKENIZER_KEY), parts.tokenizer.end_of_text
     if before.training.model == "act":
-        config = _as_act(before)
-    elif before.training.model in MODELS:
-        shape = SHAPES[before.training.model]
-        config = _as_llama(shape, before)
+        _write(folder, _as_act(before), weights, *tokenizer)
+    else:
+        config = None if before.training.model in MODELS else json.loads(storage.get(MODEL_KEY))
+        facts = before.training.model, config, before.vocab_size, before.training.max_seq_len
+        write_model(folder, weights, *facts, *tokenizer)
+    return commit.checkpoint_id
+
+
+def write_model(
+    dest: LocalStorage,
+    weights: dict[str, Tensor],
+    model: str,
+    config: dict[str, Any] | None,
+    vocab_size: int,
+    max_seq_len: int,
+    tokenizer: bytes,
+    end_of_text: str,
+) -> None:
+    """Write a model to a folder: a built-in one, or one of transformers with its config."""
+    if config is None:
+        shape = SHAPES[model]
+        config = _as_llama(shape, vocab_size, max_seq_len)
         weights = _renamed(weights, shape)
     else:
-        config = json.loads(storage.get(MODEL_KEY))
-        config["vocab_size"] = max(config["vocab_size"], before.vocab_size)
-    _write(folder, config, weights, storage.get(TOKENIZER_KEY), parts.tokenizer.end_of_text)
-    return commit.checkpoint_id
+        config = {**config, "vocab_size": max(config["vocab_size"], vocab_size)}
+    _write(dest, config, weights, tokenizer, end_of_text)
 
 
 def _commit(parts: RunParts, checkpoint_id: str) -> Commit:
@@ -117,11 +134,11 @@ def _as_act(run: RunConfig) -> dict[str, Any]:
     }
 
 
-def _as_llama(shape: Shape, run: RunConfig) -> dict[str, Any]:
+def _as_llama(shape: Shape, vocab_size: int, max_seq_len: int) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": run.vocab_size,
+        "vocab_size": vocab_size,
         "hidden_size": shape.dim,
         "intermediate_size": FEED_FACTOR * shape.dim,
         "num_hidden_layers": shape.layers,
@@ -130,7 +147,7 @@ def _as_llama(shape: Shape, run: RunConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": torch.finfo(torch.float32).eps,
         "rope_theta": 10000.0,
-        "max_position_embeddings": max(2048, run.training.max_seq_len),
+        "max_position_embeddings": max(2048, max_seq_len),
         "tie_word_embeddings": True,
         "attention_bias": False,
         "mlp_bias": False,

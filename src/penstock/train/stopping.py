@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 STOP_FILE = "stop"
 """In the run's folder; `penstock stop` writes it, and whoever honours it removes it."""
 _LOOK_EVERY_S = 0.25
+_TOLD = "stopping after this step, to commit what is learned; once more ends at once, uncommitted"
 
 StopWish = Literal["signal", "file"]
 
@@ -68,11 +69,13 @@ class SignalsStop:
         stop: What is set.
         grace_s: A second signal within this time is the same wish: Ctrl-C reaches a rank from the terminal and, a
             moment later, from its launcher.
+        told: What the first signal's line of the log says.
     """
 
-    def __init__(self, stop: StopRequest, *, grace_s: float = 0.0) -> None:
+    def __init__(self, stop: StopRequest, *, grace_s: float = 0.0, told: str = _TOLD) -> None:
         self._stop = stop
         self._grace_s = grace_s
+        self._told = told
         self._first_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -93,6 +96,6 @@ class SignalsStop:
         if self._first_at is None:
             self._first_at = now
             self._stop.set()
-            _log.warning("stopping after this step, to commit what is learned; once more ends at once, uncommitted")
+            _log.warning("%s", self._told)
         elif now - self._first_at >= self._grace_s:
             os._exit(128 + number)
