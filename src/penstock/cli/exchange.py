@@ -161,6 +161,23 @@ def status(
 
 
 @exchange.command()
+def export(
+    run: Run,
+    to: Annotated[str, typer.Argument(help="Folder to write to.")],
+    buckets: Buckets = None,
+    patience_s: Patience = 60.0,
+) -> None:
+    """Write the model, as far as windows are closed, for transformers' from_pretrained."""
+    places = _opened("export", buckets, patience_s)
+    _compute_with(0)
+    from penstock.exchange.exporting import export_model
+    from penstock.exchange.opening import open_run
+
+    learned = export_model(open_run(places, run), to)
+    console().print(f"{to}: the model after {counted(learned, 'window')}")
+
+
+@exchange.command()
 def picture(
     run: Run,
     to: Annotated[Path, typer.Option(help="Where to draw.")] = Path("exchange.svg"),

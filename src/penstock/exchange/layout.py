@@ -48,7 +48,17 @@ class WeightVector:
         return torch.cat([part.reshape(-1).cpu() for part in parts])
 
     def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return vector.split([math.prod(shape) for _, shape in self.layout])
+        return _split(self.layout, vector)
+
+
+def named_weights(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
+    """Weights by the model's own names, as views of a vector."""
+    parts = zip(layout, _split(layout, vector), strict=True)
+    return {name: part.view(shape) for (name, shape), part in parts}
+
+
+def _split(layout: Layout, vector: Tensor) -> tuple[Tensor, ...]:
+    return vector.split([math.prod(shape) for _, shape in layout])
 
 
 def digest_of(weights: Tensor) -> str:
