@@ -35,3 +35,16 @@ def opened(task: dict[str, Any]) -> dict[str, Any]:
         data = np.memmap(file, dtype=np.uint8, mode="r")
         data[: task["batch"] * task["width"] * 2].copy()
     return {"at": time.perf_counter()}
+
+
+def indices(task: dict[str, Any]) -> dict[str, Any]:
+    """Indices of numpy's own permutation a second, on one core: an array of all of them, which a plan does not have."""
+    import os
+    import time
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    generator = np.random.default_rng(7)
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < task["seconds"]:
+        count += len(generator.permutation(task["samples"]))
+    return {"indices_per_s": count / (time.perf_counter() - began)}

@@ -116,6 +116,26 @@ def seek(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def indices(task: dict[str, Any]) -> dict[str, Any]:
+    """Indices of an order a second, on one core: a run of them as long as a batch of batches, anywhere."""
+    import os
+    import time
+
+    import numpy as np
+
+    from penstock.plans.orders import make_order
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    order = make_order(task["order"], task["samples"], seed=7, epoch=1, source="", chunk_size=1_000, window_chunks=32)
+    wanted = np.arange(task["samples"] // 2, task["samples"] // 2 + task["count"])
+    order.at(wanted)
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < task["seconds"]:
+        order.at(wanted)
+        count += len(wanted)
+    return {"indices_per_s": count / (time.perf_counter() - began)}
+
+
 def _peak_mb() -> float:
     """Of this process alone: what getrusage tells begins with the parent's."""
     with Path("/proc/self/status").open() as lines:

@@ -252,3 +252,21 @@ def huge(bench: Bench) -> dict[str, Any]:
         found[order] = {name: statistics.median(one[name] for one in kept) for name in kept[0]} if kept else told[0]
         log(f"  {order}: {found[order]}")
     return found
+
+
+# -- G: order ----------------------------------------------------------------------------------------------------------
+
+
+def order(bench: Bench) -> dict[str, Any]:
+    """Indices a second of a plan's orders, on one core, beside numpy's permutation of as many as it can hold."""
+    task = {"seconds": bench.seconds / 2, "count": 1_000_000, "samples": 10_000_000}
+    contenders: dict[str, Callable[[], Result]] = {
+        "numpy's permutation of 10**7": lambda: bench.children.run("bare", "indices", task)
+    }
+    for name in ("shuffled", "shard-local"):
+        for power in (7, 12):
+            mine = task | {"order": name, "samples": 10**power}
+            contenders[f"{name} of 10**{power}"] = lambda mine=mine: bench.children.run("penstock", "indices", mine)
+    found = bench.interleaved(contenders, "indices_per_s")
+    slowest = min(value for name, value in found.items() if not name.startswith("numpy"))
+    return {"indices a second": found, "slowest, millions (asked: 5)": slowest / 1e6}

@@ -12,8 +12,10 @@ from exchange.local_run import LocalRun
 from penstock.cli.main import app
 from penstock.errors import ExchangeError
 from penstock.exchange.exporting import export_model
+from penstock.exchange.layout import WeightVector
 from penstock.exchange.opening import open_run
 from penstock.exchange.places import open_places
+from penstock.train.exporting import load_exported_act
 
 LLAMA = {
     "model_type": "llama",
@@ -55,6 +57,16 @@ def test_the_exported_model_is_everybody_s(
         assert torch.allclose(exported(ids).logits, logits, atol=1e-5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.eos_token == run.opened.facts.end_of_text
+
+
+def test_a_recurrent_model_is_read_back(tmp_path: Path) -> None:
+    run = LocalRun.begin(tmp_path, model="act", miners=["a"], seats=1, window_s=3600.0)
+    assert export_model(run.opened, str(tmp_path / "out")) == 0
+    replica = run.opened.replica()
+    replica.catch_up()
+    read_back = WeightVector(load_exported_act(str(tmp_path / "out")))
+    assert read_back.layout == run.opened.facts.layout
+    assert read_back.read().equal(replica.weights)
 
 
 def test_a_run_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 from pathlib import Path
@@ -169,3 +170,19 @@ def test_other_troubles_with_locks_are_raised(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="Input/output error"), store.making(1):
         pass
     assert not store._making
+
+
+@pytest.mark.parametrize("max_bytes", [None, 4_000])
+def test_a_store_that_nobody_holds_lets_go_of_its_files_at_once(tmp_path: Path, max_bytes: int | None) -> None:
+    gc.disable()  # no cycle holds it
+    try:
+        before = descriptors()
+        store = TokenStore(tmp_path, chunk_count=40, dtype=np.dtype("<u2"), max_bytes=max_bytes)
+        for number in range(40):
+            store.put(number, TokenChunk(np.arange(200, dtype="<u2"), np.array([0, 200])))
+        assert store.get(39) is not None
+        assert descriptors() > before
+        del store
+        assert descriptors() == before
+    finally:
+        gc.enable()

@@ -29,7 +29,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers below ``2**bits``, at most 16 of them, as bytes."""
+    """Numbers of so many bits, at most 16, as bytes."""
     flat = numbers.reshape(-1).astype(np.uint16)
     return np.concatenate([_packed(flat >> shift, width) for shift, width in _planes(bits)])
 

@@ -25,11 +25,11 @@ def export_model(opened: OpenedRun, dest: str) -> int:
     write_model(
         folder,
         named_weights(facts.layout, replica.weights),
-        facts.settings.model,
-        json.loads(facts.model_config) if facts.model_config else None,
-        facts.vocab_size,
-        facts.settings.sequence_length,
-        opened.tokenizer.definition.encode(),
-        facts.end_of_text,
+        model=facts.settings.model,
+        config=json.loads(facts.model_config) if facts.model_config else None,
+        vocab_size=facts.vocab_size,
+        max_seq_len=facts.settings.sequence_length,
+        tokenizer=opened.tokenizer.definition.encode(),
+        end_of_text=facts.end_of_text,
     )
     return replica.learned

@@ -57,5 +57,4 @@ class Retention:
         if window >= 0:
             keys = [self._run.keys.contribution(uid, window) for uid in members]
             with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="retention") as pool:
-                for _ in pool.map(self._gradients.delete, keys):
-                    pass  # what failed is raised
+                list(pool.map(self._gradients.delete, keys))  # what failed is raised

@@ -59,19 +59,17 @@ class Payload(NamedTuple):
 class SegmentWriter:
     """Appends payloads to a segment of this process's own. Not safe for threads."""
 
-    def __init__(self, folder: Path, max_bytes: int | None, fds: set[int], on_deleted: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, max_bytes: int | None, fds: set[int]) -> None:
         """Begin with nothing: a segment is made for the first payload.
 
         Args:
             folder: Where segments are.
             max_bytes: How much all of them may take.
             fds: Where descriptors are kept that are open.
-            on_deleted: Called when some may have been deleted.
         """
         self._folder = folder
         self._max_bytes = max_bytes
         self._fds = fds
-        self._on_deleted = on_deleted
         self._own: tuple[int, int, int] | None = None
         """The segment this process writes: its number, its descriptor, its size."""
         self._segment_bytes = _UNBOUNDED_SEGMENT_BYTES
@@ -82,8 +80,11 @@ class SegmentWriter:
         """Write to it no more: its descriptor was closed with the others."""
         self._own = None
 
-    def append(self, payloads: list[Payload]) -> list[tuple[int, int]]:
-        """Write payloads behind the others, each where its place leaves its remainder; tells segments and places."""
+    def append(self, payloads: list[Payload], on_deleted: Callable[[], None]) -> list[tuple[int, int]]:
+        """Write payloads behind the others, each where its place leaves its remainder; tells segments and places.
+
+        `on_deleted` is called when others may have been deleted. It is not kept: whoever writes here is held by nobody.
+        """
         places: list[tuple[int, int]] = []
         waiting: list[bytes | memoryview] = []
         at = self._own[2] if self._own is not None else 0
@@ -91,7 +92,7 @@ class SegmentWriter:
             if self._own is None or (at and at + each.size + each.align > self._segment_bytes):
                 self._write(waiting)
                 waiting, at = [], 0
-                self._begin_segment(each.size + each.align)
+                self._begin_segment(each.size + each.align, on_deleted)
             assert self._own is not None
             gap = (each.remainder - at) % each.align
             places.append((self._own[0], at + gap))
@@ -124,14 +125,14 @@ class SegmentWriter:
                     piece[0] = piece[0][written:]
         self._own = number, fd, at
 
-    def _begin_segment(self, size: int) -> None:
+    def _begin_segment(self, size: int, on_deleted: Callable[[], None]) -> None:
         if self._own is not None:
             self._fds.discard(self._own[1])
             os.close(self._own[1])
             self._own = None
         if self._max_bytes is not None:
             self._evict(self._max_bytes - max(size, self._segment_bytes))
-            self._on_deleted()
+            on_deleted()
         names = [int(path.name) for path in self._folder.iterdir() if path.name.isdigit()]
         number = max(names, default=-1) + 1
         while True:

@@ -94,7 +94,7 @@ class TokenStore:
         self._waits_for_disks = -1
         self._has_locks = True
         self._fds: set[int] = set()
-        self._writer = SegmentWriter(folder / "segments", max_bytes, self._fds, self._forget_all_deleted)
+        self._writer = SegmentWriter(folder / "segments", max_bytes, self._fds)
         # Not when the interpreter ends: threads are still at it, and the numbers may be those of other files by then.
         weakref.finalize(self, _close_all, self._fds).atexit = False
         size = max(1, chunk_count) * _RECORD.itemsize
@@ -251,7 +251,8 @@ class TokenStore:
         with self._lock:
             if self._index_fd < 0:
                 raise OSError(errno.EBADF, "it was closed meanwhile")
-            for payload, crc, (segment, start) in zip(payloads, crcs, self._writer.append(payloads), strict=True):
+            places = self._writer.append(payloads, self._forget_all_deleted)
+            for payload, crc, (segment, start) in zip(payloads, crcs, places, strict=True):
                 record = np.zeros(1, dtype=_RECORD)
                 record["offset"], record["segment"] = start, segment
                 record["samples"], record["tokens"] = payload.samples, payload.tokens

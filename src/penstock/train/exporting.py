@@ -47,33 +47,44 @@ def export_run(run_dir: str, dest: str, checkpoint_id: str = "") -> str:
     commit = _commit(parts, checkpoint_id)
     state = parts.checkpoints.read(commit.checkpoint_id, commit.digest, only="model")
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    tokenizer = storage.get(TOKENIZER_KEY), parts.tokenizer.end_of_text
-    if before.training.model == "act":
-        _write(folder, _as_act(before), weights, *tokenizer)
-    else:
-        config = None if before.training.model in MODELS else json.loads(storage.get(MODEL_KEY))
-        facts = before.training.model, config, before.vocab_size, before.training.max_seq_len
-        write_model(folder, weights, *facts, *tokenizer)
+    training = before.training
+    write_model(
+        folder,
+        weights,
+        model=training.model,
+        config=None if training.model in MODELS else json.loads(storage.get(MODEL_KEY)),
+        vocab_size=before.vocab_size,
+        max_seq_len=training.max_seq_len,
+        tokenizer=storage.get(TOKENIZER_KEY),
+        end_of_text=parts.tokenizer.end_of_text,
+        halt_max_steps=training.halt_max_steps,
+        across_documents=training.attend_across_documents,
+    )
     return commit.checkpoint_id
 
 
 def write_model(
     dest: LocalStorage,
     weights: dict[str, Tensor],
+    *,
     model: str,
     config: dict[str, Any] | None,
     vocab_size: int,
     max_seq_len: int,
     tokenizer: bytes,
     end_of_text: str,
+    halt_max_steps: int = 1,
+    across_documents: bool = False,
 ) -> None:
     """Write a model to a folder: a built-in one, or one of transformers with its config."""
-    if config is None:
+    if config is not None:
+        config = {**config, "vocab_size": max(config["vocab_size"], vocab_size)}
+    elif model == "act":
+        config = _as_act(vocab_size, halt_max_steps, across_documents)
+    else:
         shape = SHAPES[model]
         config = _as_llama(shape, vocab_size, max_seq_len)
         weights = _renamed(weights, shape)
-    else:
-        config = {**config, "vocab_size": max(config["vocab_size"], vocab_size)}
     _write(dest, config, weights, tokenizer, end_of_text)
 
 
@@ -124,13 +135,13 @@ def load_exported_act(folder: str) -> RecurrentModel:
     return model.eval()
 
 
-def _as_act(run: RunConfig) -> dict[str, Any]:
+def _as_act(vocab_size: int, halt_max_steps: int, across_documents: bool) -> dict[str, Any]:
     return {
         "model_type": _ACT_TYPE,
-        "vocab_size": run.vocab_size,
+        "vocab_size": vocab_size,
         "shape": asdict(ActShape()),
-        "halt_max_steps": run.training.halt_max_steps,
-        "attend_across_documents": run.training.attend_across_documents,
+        "halt_max_steps": halt_max_steps,
+        "attend_across_documents": across_documents,
     }
 
 
